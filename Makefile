@@ -1,0 +1,45 @@
+# `make demo` and `make test` need nothing but Python 3.11 or newer: they make their own virtual environment in .venv.
+PYTHON ?= python3
+VENV ?= .venv
+EXTRAS ?= dev,seqio,metrics
+BIN = $(VENV)/bin
+CORE = $(VENV)/.core-installed
+TESTS = $(VENV)/.$(EXTRAS)-installed
+
+.PHONY: demo test test-slow lint types format clean
+
+demo: $(CORE)
+	$(BIN)/specdec demo
+
+test: $(TESTS)
+	$(BIN)/python -m pytest
+
+test-slow: $(TESTS)
+	$(BIN)/python -m pytest -m slow
+
+lint: $(TESTS)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(TESTS)
+	$(BIN)/pyright
+
+format: $(TESTS)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "error: $(PYTHON) is older than Python 3.11; name a newer one: make PYTHON=python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(CORE): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable .
+	touch $@
+
+$(TESTS): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable ".[$(EXTRAS)]"
+	touch $@

@@ -1,0 +1,441 @@
+"""The draft-verify-accept loop (Algorithm 1): speculative decoding, and plain decoding, which is the same loop at gamma 0.
+
+Everything runs inside one jit, in one lax.while_loop over arrays of fixed shapes, with no host round trip. A step makes
+gamma draft calls and one target call, and emits 1 to gamma + 1 tokens per row:
+
+    history of a row     start  a   b   c   .   .   .   .        c at the row's position, emitted but not yet run
+    draft, gamma = 3                        x1  x2  x3
+    target call on                      c   x1  x2  x3           gives p_1 .. p_4
+    n = 2 accepted                          x1  x2  t            the row's position moves on by n + 1
+"""
+
+import enum
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float32, Int32, Key
+
+from specdec_jax import verification
+from specdec_jax.drafters.base import BlockDrafter, Drafter, DrafterState
+from specdec_jax.models.base import Cache, Decoder
+from specdec_jax.sampling import DRAW, PointMass, Sampling, StepKeys, draw, standardize, uniforms
+from specdec_jax.types import Inputs, Params
+from specdec_jax.verification import Proposal, Target
+
+
+class FinishReason(enum.IntEnum):
+    """Why a row ended."""
+
+    LENGTH = 0
+    EOS = 1
+    NAN = 2
+
+
+class DecodingResult(NamedTuple):
+    """What was decoded and how it came about; every array has the batch first.
+
+    `accepted + extra == lengths`. `accepted / drafted` is not alpha: guesses behind a rejection count in it.
+
+    Attributes:
+      tokens: int32 [batch, max_length], the emitted tokens, EOS included, then padding 0.
+      lengths: int32 [batch], emitted tokens.
+      scores: float32 [batch, max_length], the target's raw log-probability of each emitted token; 0 after the end.
+      standardized_scores: likewise, under the distribution that was sampled from.
+      finish_reason: int32 [batch], a FinishReason.
+      accept_counts: int32 [batch, gamma + 1], how many steps had n accepted guesses that were emitted.
+      accepted: int32 [batch], emitted tokens that were guesses.
+      extra: int32 [batch], emitted tokens that came from the target's own law.
+      drafted: int32 [batch], guesses made.
+      trials: int32 [batch], guesses tested: those accepted and, per step, the first one rejected.
+      beta_sum: float32 [batch], sum over the tested guesses of their probability of acceptance, sum_x min(p, q).
+      num_target_calls: int32 [batch], target calls while the row was running.
+      step_guesses: int32 [batch, max_length, gamma], the guesses of each step.
+      step_accepted: int32 [batch, max_length], n of each step; -1 where the row had no such step.
+      step_emitted: int32 [batch, max_length], tokens emitted in each step.
+    """
+
+    tokens: Int32[Array, "batch max_length"]
+    lengths: Int32[Array, " batch"]
+    scores: Float32[Array, "batch max_length"]
+    standardized_scores: Float32[Array, "batch max_length"]
+    finish_reason: Int32[Array, " batch"]
+    accept_counts: Int32[Array, "batch outcomes"]
+    accepted: Int32[Array, " batch"]
+    extra: Int32[Array, " batch"]
+    drafted: Int32[Array, " batch"]
+    trials: Int32[Array, " batch"]
+    beta_sum: Float32[Array, " batch"]
+    num_target_calls: Int32[Array, " batch"]
+    step_guesses: Int32[Array, "batch max_length gamma"]
+    step_accepted: Int32[Array, "batch max_length"]
+    step_emitted: Int32[Array, "batch max_length"]
+
+    @property
+    def alpha(self) -> Float32[Array, " batch"]:
+        """The mean of beta over the tested guesses (Corollary 3.6), per row; 0 where none was tested."""
+        return self.beta_sum / jnp.maximum(self.trials, 1)
+
+
+class _State(NamedTuple):
+    """The loop's carry. `result` is filled in place; its tokens and scores wait in the wider buffers beside it."""
+
+    step: Int32[Array, ""]
+    running: Array  # bool [batch]
+    positions: Int32[Array, " batch"]
+    tokens: Int32[Array, "batch capacity"]
+    raw: Float32[Array, "batch capacity"]
+    standardized: Float32[Array, "batch capacity"]
+    cache: Cache
+    drafter_state: DrafterState
+    result: DecodingResult
+
+
+def autoregressive_decode(
+    target: Decoder,
+    target_params: Params,
+    inputs: Inputs,
+    *,
+    max_length: int,
+    sampling: Sampling,
+    seeds: Int32[Array, " batch"],
+    eos_ids: Sequence[int] = (1,),
+) -> DecodingResult:
+    """Decodes with the target alone: the baseline. For the arguments see `speculative_decode`."""
+    _check(max_length=max_length, gamma=0, eos_ids=eos_ids, seeds=seeds, lenience=1.0)
+    return decode(
+        target,
+        target_params,
+        None,
+        None,
+        inputs,
+        gamma=0,
+        max_length=max_length,
+        sampling=sampling,
+        draft_sampling=sampling,
+        seeds=seeds,
+        eos_ids=tuple(eos_ids),
+        rule=verification.token,
+        lenience=1.0,
+    )
+
+
+def speculative_decode(
+    target: Decoder,
+    target_params: Params,
+    drafter: Drafter | BlockDrafter,
+    draft_params: Params,
+    inputs: Inputs,
+    *,
+    gamma: int,
+    max_length: int,
+    sampling: Sampling,
+    seeds: Int32[Array, " batch"],
+    eos_ids: Sequence[int] = (1,),
+    draft_sampling: Sampling | None = None,
+    rule: verification.Rule = verification.token,
+    lenience: float = 1.0,
+) -> DecodingResult:
+    """Decodes with guesses of the drafter that the target verifies; the target's own distribution (Theorem in A.1).
+
+    Args:
+      target: M_p. Static, as are the drafter, gamma, max_length, eos_ids and the rule: another value compiles anew.
+      target_params: its parameters.
+      drafter: what guesses.
+      draft_params: its parameters.
+      inputs: what to decode from, rows padded with 0.
+      gamma: guesses per step, at least 1.
+      max_length: emitted tokens at most, EOS included.
+      sampling: how the target's logits become probabilities.
+      seeds: int32 [batch], a row's seed. A row's output depends on its own input and seed alone.
+      eos_ids: tokens that end a row; empty to run to max_length.
+      draft_sampling: the draft's settings where they shall differ; still exact, q only changes the speed.
+      rule: the rule of verification.
+      lenience: 1 is exact; below 1 accepts more, and no token's probability grows beyond p / lenience (A.5).
+
+    Returns:
+      A DecodingResult.
+
+    Raises:
+      ValueError: an argument is out of its range, or the two models do not share a vocabulary.
+    """
+    if gamma < 1:
+        raise ValueError(f"gamma is {gamma}; it must be 1 or more (use autoregressive_decode for no guesses).")
+    _check(max_length=max_length, gamma=gamma, eos_ids=eos_ids, seeds=seeds, lenience=lenience)
+    return decode(
+        target,
+        target_params,
+        drafter,
+        draft_params,
+        inputs,
+        gamma=gamma,
+        max_length=max_length,
+        sampling=sampling,
+        draft_sampling=sampling if draft_sampling is None else draft_sampling,
+        seeds=seeds,
+        eos_ids=tuple(eos_ids),
+        rule=rule,
+        lenience=lenience,
+    )
+
+
+def _check(*, max_length: int, gamma: int, eos_ids: Sequence[int], seeds: Array, lenience: float) -> None:
+    if max_length < 1:
+        raise ValueError(f"max_length is {max_length}; it must be 1 or more.")
+    if gamma > 1000:
+        raise ValueError(f"gamma is {gamma}; more than 1000 guesses a step is surely a mistake.")
+    if any(eos_id < 0 for eos_id in eos_ids):
+        raise ValueError(f"eos_ids is {tuple(eos_ids)}; ids are 0 or more (give () for no EOS).")
+    if seeds.ndim != 1:
+        raise ValueError(f"seeds has shape {seeds.shape}; give one seed for each row, shape [batch].")
+    if not 0 < lenience <= 1:
+        raise ValueError(f"lenience is {lenience}; it must be above 0 and at most 1 (1 is exact).")
+
+
+@functools.partial(jax.jit, static_argnames=("target", "drafter", "gamma", "max_length", "eos_ids", "rule"))
+def decode(
+    target: Decoder,
+    target_params: Params,
+    drafter: Drafter | BlockDrafter | None,
+    draft_params: Params,
+    inputs: Inputs,
+    *,
+    gamma: int,
+    max_length: int,
+    sampling: Sampling,
+    draft_sampling: Sampling,
+    seeds: Int32[Array, " batch"],
+    eos_ids: tuple[int, ...],
+    rule: verification.Rule,
+    lenience: float | Float32[Array, ""],
+) -> DecodingResult:
+    """The jitted loop behind both public functions; lower it to read what was compiled."""
+    batch = seeds.shape[0]
+    capacity = inputs.prefix_length + max_length + gamma + 1
+    cache, prompt, positions = target.prefill(target_params, inputs, capacity)
+    if prompt.shape[0] != batch:
+        raise ValueError(f"seeds has {batch} rows and inputs {prompt.shape[0]}; give one seed for each row.")
+    drafter_state = None if drafter is None else drafter.init(draft_params, inputs, capacity)
+    rngs = jax.vmap(jax.random.key)(seeds)
+    lenience = jnp.float32(lenience)
+
+    def step(state: _State) -> _State:
+        keys = StepKeys(rngs, state.positions)
+        proposal, tokens, drafter_state = _propose(
+            drafter, draft_params, state.drafter_state, state.tokens, keys, gamma, draft_sampling, target.vocab_size
+        )
+        # 2. p_1 .. p_{gamma+1} = M_p on the gamma + 1 prefixes, in one call
+        newest = jnp.take_along_axis(tokens, state.positions[:, None], axis=1)
+        block = jnp.concatenate([newest, proposal.tokens], axis=1)
+        logits, cache = target.extend(target_params, state.cache, block, state.positions)
+        log_probs = jax.nn.log_softmax(logits)
+        p = standardize(logits, sampling, tokens, state.positions)
+        n, extra_token = rule(keys, Target(p, log_probs), proposal, lenience)
+        # 5. return prefix + [x_1, .., x_n, t]
+        places = jnp.arange(gamma + 1)[None]
+        emitted = jnp.where(places < n[:, None], jnp.pad(proposal.tokens, ((0, 0), (0, 1))), extra_token[:, None])
+        raw = verification.at_guesses(log_probs, emitted)
+        chosen = jnp.zeros_like(raw) if isinstance(p, PointMass) else jnp.log(verification.at_guesses(p, emitted))
+        cut = _cut(state, n, emitted, raw, prompt_positions=positions, max_length=max_length, eos_ids=eos_ids)
+        return _State(
+            step=state.step + 1,
+            running=cut.running,
+            positions=state.positions + cut.num_new,
+            tokens=_write(tokens, emitted, state.positions + 1),
+            raw=_write(state.raw, raw, state.positions + 1),
+            standardized=_write(state.standardized, chosen, state.positions + 1),
+            cache=cache,
+            drafter_state=drafter_state,
+            result=_count(state, cut, n, proposal, verification.beta(p, proposal)),
+        )
+
+    slots = jnp.zeros((batch, capacity), jnp.float32)
+    state = _State(
+        step=jnp.int32(0),
+        running=jnp.ones((batch,), bool),
+        positions=positions,
+        tokens=_write(jnp.zeros((batch, capacity), jnp.int32), prompt, jnp.zeros((batch,), jnp.int32)),
+        raw=slots,
+        standardized=slots,
+        cache=cache,
+        drafter_state=drafter_state,
+        result=_empty_result(batch, max_length, gamma),
+    )
+    state = jax.lax.while_loop(lambda s: jnp.any(s.running), step, state)
+    return _finish(state, positions)
+
+
+def _propose(
+    drafter: Drafter | BlockDrafter | None,
+    params: Params,
+    drafter_state: DrafterState,
+    tokens: Int32[Array, "batch capacity"],
+    keys: StepKeys,
+    gamma: int,
+    sampling: Sampling,
+    vocab_size: int,
+) -> tuple[Proposal, Int32[Array, "batch capacity"], DrafterState]:
+    """1. for i = 1 .. gamma: q_i = M_q(prefix + x_1 .. x_{i-1}); x_i ~ q_i. Also writes the guesses into the history."""
+    batch = tokens.shape[0]
+    if drafter is None:
+        nothing = Proposal(jnp.zeros((batch, 0), jnp.int32), None, jnp.zeros((batch,), jnp.int32))
+        return nothing, tokens, drafter_state
+    if isinstance(drafter, BlockDrafter):
+        proposal, drafter_state = drafter.propose(
+            params, drafter_state, tokens, keys.positions, gamma=gamma, sampling=sampling, keys=keys
+        )
+        return proposal, _write(tokens, proposal.tokens, keys.positions + 1), drafter_state
+
+    def guess(carry: tuple, i_and_u: tuple, *, first: bool) -> tuple:
+        tokens, drafter_state = carry
+        i, u = i_and_u
+        positions = keys.positions + i
+        logits, drafter_state = drafter.step(params, drafter_state, tokens, positions, first=first)
+        if isinstance(logits, PointMass):
+            q = logits
+        else:
+            if logits.shape[-1] != vocab_size:
+                raise ValueError(
+                    f"The draft has a vocabulary of {logits.shape[-1]} ids and the target one of {vocab_size}; "
+                    "use two models with the same vocabulary."
+                )
+            q = standardize(logits[:, None], sampling, tokens, positions)
+        if isinstance(q, PointMass):
+            x, q = q.tokens[:, 0], None
+        else:
+            q = q[:, 0]
+            x = draw(q, u)
+        tokens = _write(tokens, x[:, None], positions + 1)
+        return (tokens, drafter_state), (x, q)
+
+    u = uniforms(keys, DRAW, gamma).T
+    carry, (x, q) = guess((tokens, drafter_state), (jnp.int32(0), u[0]), first=True)
+    xs, qs = x[:, None], None if q is None else q[:, None]
+    if gamma > 1:  # the rest in a loop of its own: the program stays small whatever gamma is
+        rest = (jnp.arange(1, gamma, dtype=jnp.int32), u[1:])
+        carry, (x, q) = jax.lax.scan(functools.partial(guess, first=False), carry, rest)
+        xs = jnp.concatenate([xs, x.T], axis=1)
+        qs = None if qs is None else jnp.concatenate([qs, q.swapaxes(0, 1)], axis=1)
+    num_guesses = jnp.full((batch,), gamma, jnp.int32)
+    if qs is not None:  # a guess whose q is NaN does not count; known before it was drawn, so still exact
+        num_guesses = verification.count_accepted(~jnp.isnan(qs[..., 0]), num_guesses)
+    tokens, drafter_state = carry
+    return Proposal(xs, qs, num_guesses), tokens, drafter_state
+
+
+class _Cut(NamedTuple):
+    """What is left of a step after EOS, the length limit and NaN."""
+
+    num_new: Int32[Array, " batch"]
+    running: Array  # bool [batch]
+    reason: Int32[Array, " batch"]
+
+
+def _cut(
+    state: _State,
+    n: Int32[Array, " batch"],
+    emitted: Int32[Array, "batch block"],
+    raw: Float32[Array, "batch block"],
+    *,
+    prompt_positions: Int32[Array, " batch"],
+    max_length: int,
+    eos_ids: tuple[int, ...],
+) -> _Cut:
+    """Ends a row at its first EOS in the block, at NaN, or at the limit; a frozen row emits nothing."""
+    block = emitted.shape[1]
+    places = jnp.arange(block)[None]
+    is_eos = jnp.isin(emitted, jnp.array(eos_ids, jnp.int32)) if eos_ids else jnp.zeros(emitted.shape, bool)
+    to_eos = jnp.min(jnp.where(is_eos, places + 1, block + 1), axis=1)
+    before_nan = jnp.min(jnp.where(jnp.isnan(raw), places, block), axis=1)
+    room = max_length - (state.positions - prompt_positions)
+    num_new = jnp.minimum(jnp.minimum(n + 1, to_eos), jnp.minimum(before_nan, room))
+    num_new = jnp.where(state.running, num_new, 0).astype(jnp.int32)
+    eos = to_eos == num_new
+    nan = (before_nan == num_new) & (num_new < jnp.minimum(n + 1, room))
+    ended = eos | nan | (room == num_new)
+    reason = jnp.where(eos, FinishReason.EOS, jnp.where(nan, FinishReason.NAN, FinishReason.LENGTH))
+    reason = jnp.where(state.running, reason, state.result.finish_reason).astype(jnp.int32)
+    return _Cut(num_new, state.running & ~ended, reason)
+
+
+def _count(
+    state: _State,
+    cut: _Cut,
+    n: Int32[Array, " batch"],
+    proposal: Proposal,
+    beta: Float32[Array, "batch gamma"],
+) -> DecodingResult:
+    """Adds a step to the counters. Counts stop where the row was cut."""
+    result, running = state.result, state.running
+    gamma = proposal.tokens.shape[1]
+    accepted = jnp.minimum(n, cut.num_new)
+    extra = cut.num_new - accepted
+    rejected = (extra > 0) & (n < proposal.num_guesses)
+    trials = accepted + rejected
+    tested = jnp.arange(gamma)[None] < trials[:, None]
+    outcome = (jnp.arange(gamma + 1)[None] == accepted[:, None]) & running[:, None]
+    at = (0, state.step)
+    return result._replace(
+        finish_reason=cut.reason,
+        accept_counts=result.accept_counts + outcome,
+        accepted=result.accepted + accepted,
+        extra=result.extra + extra,
+        drafted=result.drafted + jnp.where(running, proposal.num_guesses, 0),
+        trials=result.trials + trials,
+        beta_sum=result.beta_sum + jnp.sum(jnp.where(tested, beta, 0.0), axis=1),
+        num_target_calls=result.num_target_calls + running,
+        step_guesses=jax.lax.dynamic_update_slice(result.step_guesses, proposal.tokens[:, None], (*at, 0)),
+        step_accepted=jax.lax.dynamic_update_slice(
+            result.step_accepted, jnp.where(running, accepted, -1)[:, None], at
+        ),
+        step_emitted=jax.lax.dynamic_update_slice(result.step_emitted, cut.num_new[:, None], at),
+    )
+
+
+def _write(buffer: Array, values: Array, starts: Int32[Array, " batch"]) -> Array:
+    """Overwrites each row from its own start on."""
+    return jax.vmap(lambda row, new, start: jax.lax.dynamic_update_slice(row, new, (start,)))(
+        buffer, values.astype(buffer.dtype), starts
+    )
+
+
+def _empty_result(batch: int, max_length: int, gamma: int) -> DecodingResult:
+    count = jnp.zeros((batch,), jnp.int32)
+    per_token = jnp.zeros((batch, max_length), jnp.float32)
+    return DecodingResult(
+        tokens=per_token.astype(jnp.int32),
+        lengths=count,
+        scores=per_token,
+        standardized_scores=per_token,
+        finish_reason=count,
+        accept_counts=jnp.zeros((batch, gamma + 1), jnp.int32),
+        accepted=count,
+        extra=count,
+        drafted=count,
+        trials=count,
+        beta_sum=jnp.zeros((batch,), jnp.float32),
+        num_target_calls=count,
+        step_guesses=jnp.zeros((batch, max_length, gamma), jnp.int32),
+        step_accepted=jnp.full((batch, max_length), -1, jnp.int32),
+        step_emitted=per_token.astype(jnp.int32),
+    )
+
+
+def _finish(state: _State, prompt_positions: Int32[Array, " batch"]) -> DecodingResult:
+    """Takes the emitted part out of the history and pads it."""
+    max_length = state.result.tokens.shape[1]
+    lengths = state.positions - prompt_positions
+    inside = jnp.arange(max_length)[None] < lengths[:, None]
+
+    def emitted(buffer: Array) -> Array:
+        take = jax.vmap(lambda row, start: jax.lax.dynamic_slice(row, (start,), (max_length,)))
+        return jnp.where(inside, take(buffer, prompt_positions + 1), 0)
+
+    return state.result._replace(
+        tokens=emitted(state.tokens),
+        lengths=lengths,
+        scores=emitted(state.raw),
+        standardized_scores=emitted(state.standardized),
+    )

@@ -1,0 +1,156 @@
+"""T5's layers as t5x defines them: no biases, no 1/sqrt(head_dim), RMS norm, relative position buckets.
+
+Parameter names and shapes are t5x's, so that its checkpoints fit without renaming or transposing.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+MASKED = -1e10  # added to attention logits, as t5x does: a row without any visible key stays finite
+
+ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
+    "relu": jax.nn.relu,
+    "gelu": lambda x: jax.nn.gelu(x, approximate=True),
+    "linear": lambda x: x,
+}
+
+
+class Dense(nn.Module):
+    """A linear map without bias; the kernel is [in, out] whatever its heads."""
+
+    features: int
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*lead in_dim"]) -> Float[Array, "*lead out_dim"]:
+        init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
+        kernel = self.param("kernel", init, (x.shape[-1], self.features), jnp.float32)
+        rows = x.astype(self.dtype).reshape(-1, x.shape[-1])  # two axes: the gradient's products are faster so
+        return jnp.dot(rows, kernel.astype(self.dtype)).reshape(*x.shape[:-1], self.features)
+
+
+class RMSNorm(nn.Module):
+    """Scales by the root mean square, computed in float32, then cast, then times the learnt scale."""
+
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*lead emb"]) -> Float[Array, "*lead emb"]:
+        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), jnp.float32)
+        x = x.astype(jnp.float32)
+        x = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6)
+        return x.astype(self.dtype) * jnp.expand_dims(scale.astype(self.dtype), tuple(range(x.ndim - 1)))
+
+
+class Mlp(nn.Module):
+    """The feed-forward block: `wi` (T5 1.0) or `wi_0`, `wi_1`, ... whose activations are multiplied (T5 1.1)."""
+
+    mlp_dim: int
+    activations: tuple[str, ...]
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*lead emb"]) -> Float[Array, "*lead emb"]:
+        hidden = None
+        for i, activation in enumerate(self.activations):
+            name = "wi" if len(self.activations) == 1 else f"wi_{i}"
+            y = ACTIVATIONS[activation](Dense(self.mlp_dim, self.dtype, name=name)(x))
+            hidden = y if hidden is None else hidden * y
+        return Dense(x.shape[-1], self.dtype, name="wo")(hidden)
+
+
+class Segment(NamedTuple):
+    """Keys and values that are attended to, with their share of the bias (mask and relative bias), float32."""
+
+    keys: Float[Array, "batch heads slots head_dim"]
+    values: Float[Array, "batch heads slots head_dim"]
+    bias: Float[Array, "#batch #heads #k slots"]
+
+
+class Attention(nn.Module):
+    """Multi-head attention, its projections apart so that keys and values can be cached."""
+
+    num_heads: int
+    head_dim: int
+    emb_dim: int
+    dtype: Any
+
+    def setup(self) -> None:
+        joined = self.num_heads * self.head_dim  # heads-major
+        self.query = Dense(joined, self.dtype)
+        self.key = Dense(joined, self.dtype)
+        self.value = Dense(joined, self.dtype)
+        self.out = Dense(self.emb_dim, self.dtype)
+
+    def _heads_first(self, x: Float[Array, "batch k joined"]) -> Float[Array, "batch heads k head_dim"]:
+        x = x.reshape(*x.shape[:2], self.num_heads, self.head_dim)
+        return x.swapaxes(1, 2)
+
+    def keys_values(
+        self, x: Float[Array, "batch k emb"]
+    ) -> tuple[Float[Array, "batch heads k head_dim"], Float[Array, "batch heads k head_dim"]]:
+        """Projects x to keys and values."""
+        return self._heads_first(self.key(x)), self._heads_first(self.value(x))
+
+    def attend(self, x: Float[Array, "batch k emb"], *segments: Segment) -> Float[Array, "batch k emb"]:
+        """Attends from x to the keys of all segments together."""
+        query = self._heads_first(self.query(x))
+        logits = [jnp.einsum("bhkd,bhtd->bhkt", query, s.keys).astype(jnp.float32) + s.bias for s in segments]
+        weights = jax.nn.softmax(jnp.concatenate(logits, axis=-1)).astype(self.dtype)
+        y, start = 0.0, 0
+        for s in segments:
+            end = start + s.keys.shape[2]
+            y = y + jnp.einsum("bhkt,bhtd->bhkd", weights[..., start:end], s.values)
+            start = end
+        y = y.swapaxes(1, 2)
+        return self.out(y.reshape(*y.shape[:2], -1))
+
+
+def relative_bucket(
+    distances: np.ndarray, *, bidirectional: bool, num_buckets: int, max_distance: int
+) -> np.ndarray:
+    """T5's bucket of each distance, which is key position - query position; constants, so NumPy.
+
+    Half of the buckets are exact small distances, the other half grow logarithmically up to max_distance. In the
+    encoder half of all buckets are for keys after the query; in the decoder such keys are masked anyway.
+    """
+    bucket = np.zeros_like(distances)
+    behind = -distances
+    if bidirectional:
+        num_buckets //= 2
+        bucket += np.where(behind < 0, num_buckets, 0)
+        behind = np.abs(behind)
+    else:
+        behind = np.maximum(behind, 0)
+    exact = num_buckets // 2
+    ratio = np.log(behind.astype(np.float32) / exact + np.finfo(np.float32).eps) / np.log(max_distance / exact)
+    large = np.minimum(exact + (ratio * (num_buckets - exact)).astype(np.int32), num_buckets - 1)
+    return bucket + np.where(behind < exact, behind, large)
+
+
+class RelativeBias(nn.Module):
+    """The learnt bias of each head for each bucket of distances."""
+
+    num_heads: int
+    num_buckets: int
+    max_distance: int
+    bidirectional: bool
+
+    @nn.compact
+    def __call__(self, distances: np.ndarray) -> Float[Array, "heads distance"]:
+        """Bias per head, float32, for a list of distances (key position - query position)."""
+        init = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
+        table = self.param("rel_embedding", init, (self.num_heads, self.num_buckets), jnp.float32)
+        bucket = relative_bucket(
+            distances,
+            bidirectional=self.bidirectional,
+            num_buckets=self.num_buckets,
+            max_distance=self.max_distance,
+        )
+        return table.astype(jnp.float32) @ jax.nn.one_hot(bucket, self.num_buckets, axis=0)

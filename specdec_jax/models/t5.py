@@ -1,0 +1,405 @@
+"""T5 (1.0, 1.1, mT5, ByT5) on t5x's parameter tree, with one decoder path for everything.
+
+`T5` is the Decoder that the rest of the package sees. Drafting, verification, plain decoding, teacher forcing and
+training all run `T5Module.extend`; nothing is implemented twice.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Float32, Int32
+
+from specdec_jax.models.layers import ACTIVATIONS, MASKED, Attention, Dense, Mlp, RelativeBias, RMSNorm, Segment
+from specdec_jax.types import Inputs, Params
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class T5Config:
+    """Sizes of a T5; every field but `dtype` can be read off a checkpoint (`from_params`).
+
+    Attributes:
+      vocab_size: rows of the embedding, padded ids included.
+      emb_dim: width of the residual stream.
+      num_heads: attention heads.
+      head_dim: width of one head.
+      mlp_dim: width of the feed-forward block.
+      num_encoder_layers: layers of the encoder.
+      num_decoder_layers: layers of the decoder.
+      mlp_activations: ("gelu", "linear") for T5 1.1, mT5 and ByT5; ("relu",) for T5 1.0.
+      logits_via_embedding: logits from the embedding, divided by sqrt(emb_dim) (T5 1.0).
+      relpos_num_buckets: buckets of the relative position bias.
+      relpos_max_distance: distance from which on all positions share a bucket.
+      relpos_per_layer: every layer has a bias of its own (t5x's scalable_t5).
+      start_id: the decoder's start token.
+      dtype: of activations and caches; logits are float32 always.
+    """
+
+    vocab_size: int
+    emb_dim: int
+    num_heads: int
+    head_dim: int
+    mlp_dim: int
+    num_encoder_layers: int
+    num_decoder_layers: int
+    mlp_activations: tuple[str, ...] = ("gelu", "linear")
+    logits_via_embedding: bool = False
+    relpos_num_buckets: int = 32
+    relpos_max_distance: int = 128
+    relpos_per_layer: bool = False
+    start_id: int = 0
+    dtype: Any = jnp.float32
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))
+        object.__setattr__(self, "dtype", jnp.dtype(self.dtype))
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.type is int and value < (0 if field.name == "start_id" else 1):
+                raise ValueError(f"T5Config.{field.name} is {value}; it must be a positive integer.")
+        for name in self.mlp_activations:
+            if name not in ACTIVATIONS:
+                raise ValueError(
+                    f"T5Config.mlp_activations names {name!r}; known activations are {sorted(ACTIVATIONS)}."
+                )
+        if self.dtype == jnp.float16:
+            raise ValueError(
+                "T5Config.dtype is float16, in which T5's feed-forward outputs overflow; use bfloat16 or float32."
+            )
+
+    @classmethod
+    def from_params(cls, params: Mapping[str, Any], *, dtype: Any = jnp.float32) -> "T5Config":
+        """Reads the sizes off a parameter tree (arrays or ShapeDtypeStructs).
+
+        Raises:
+          ValueError: the tree is not a T5's.
+        """
+        try:
+            decoder, layer = params["decoder"], params["decoder"]["layers_0"]
+            per_layer = "relpos_bias" in layer
+            bias = (layer if per_layer else decoder)["relpos_bias"]["rel_embedding"]
+            vocab_size, emb_dim = params["token_embedder"]["embedding"].shape
+            gated = "wi_0" in layer["mlp"]
+            return cls(
+                vocab_size=vocab_size,
+                emb_dim=emb_dim,
+                num_heads=bias.shape[0],
+                head_dim=layer["self_attention"]["query"]["kernel"].shape[1] // bias.shape[0],
+                mlp_dim=layer["mlp"]["wo"]["kernel"].shape[0],
+                num_encoder_layers=sum(name.startswith("layers_") for name in params["encoder"]),
+                num_decoder_layers=sum(name.startswith("layers_") for name in decoder),
+                mlp_activations=("gelu", "linear") if gated else ("relu",),
+                logits_via_embedding="logits_dense" not in decoder,
+                relpos_num_buckets=bias.shape[1],
+                relpos_per_layer=per_layer,
+                dtype=dtype,
+            )
+        except KeyError as error:
+            raise ValueError(f"These are not a T5's parameters: {error} is missing.") from error
+
+
+class T5Cache(NamedTuple):
+    """What a T5 keeps between calls.
+
+    Attributes:
+      keys: per layer, [batch, heads, capacity, head_dim]; slot i belongs to position i.
+      values: likewise.
+      cross_keys: per layer, [batch, heads, length, head_dim], of the encoder's output.
+      cross_values: likewise.
+      encoder_mask: bool [batch, length], False where the encoder input is padding.
+    """
+
+    keys: tuple[Float[Array, "batch heads capacity head_dim"], ...]
+    values: tuple[Float[Array, "batch heads capacity head_dim"], ...]
+    cross_keys: tuple[Float[Array, "batch heads length head_dim"], ...]
+    cross_values: tuple[Float[Array, "batch heads length head_dim"], ...]
+    encoder_mask: Bool[Array, "batch length"]
+
+
+def write_slots(
+    cache: Float[Array, "batch heads capacity head_dim"],
+    update: Float[Array, "batch heads k head_dim"],
+    positions: Int32[Array, " rows"],
+) -> Float[Array, "batch heads capacity head_dim"]:
+    """Overwrites k slots per row from the row's own position on; `positions` has batch entries, or one for all."""
+    update = update.astype(cache.dtype)
+    if cache.shape[2] == 0:  # teacher forcing keeps nothing
+        return cache
+    if positions.shape[0] == 1:
+        return jax.lax.dynamic_update_slice(cache, update, (0, 0, positions[0], 0))
+    return jax.vmap(lambda row, new, start: jax.lax.dynamic_update_slice(row, new, (0, start, 0)))(
+        cache, update, positions
+    )
+
+
+def _relative_bias(config: T5Config, *, bidirectional: bool, name: str | None = None) -> RelativeBias:
+    return RelativeBias(
+        config.num_heads,
+        config.relpos_num_buckets,
+        config.relpos_max_distance,
+        bidirectional=bidirectional,
+        name=name,
+    )
+
+
+def encoder_bias(relpos: RelativeBias, length: int) -> Float32[Array, "1 heads length length"]:
+    """The encoder's relative bias of every (query, key) pair."""
+    per_distance = relpos(np.arange(-(length - 1), length))  # entry i is distance i - (length - 1)
+    place = np.arange(length)
+    return per_distance[:, place[None, :] - place[:, None] + (length - 1)][None]
+
+
+class DecoderBias(NamedTuple):
+    """Relative bias and mask of k queries per row, the first one at the row's position.
+
+    What a query sees is the cache up to the row's position and the block itself up to the query. Keeping the two apart
+    lets the cache be written in place: nothing reads what was just written. With positions [2], k = 2 and capacity 5,
+    dN being the bias of a key N positions back and - the mask:
+
+                        cached slots 0..4           block 0..1
+        query at 2      d2  d1  -   -   -           d0  -
+        query at 3      d3  d2  -   -   -           d1  d0
+    """
+
+    cached: Float32[Array, "rows heads k capacity"]
+    block: Float32[Array, "1 heads k k"]
+
+
+def decoder_bias(relpos: RelativeBias, positions: Int32[Array, " rows"], k: int, capacity: int) -> DecoderBias:
+    """Computes the bias of every distance once, then places it for each row."""
+    per_distance = relpos(-np.arange(capacity + k))  # [heads, how far back]
+    slot, query = jnp.arange(capacity), jnp.arange(k)
+    back = positions[:, None, None] + query[None, :, None] - slot[None, None]  # [rows, k, capacity]
+    cached = per_distance[:, jnp.clip(back, 0, capacity + k - 1)]
+    cached = jnp.where((slot[None] < positions[:, None])[None, :, None], cached, MASKED).swapaxes(0, 1)
+    back = np.arange(k)[:, None] - np.arange(k)
+    block = jnp.where(back[None] >= 0, per_distance[:, np.maximum(back, 0)], MASKED)
+    return DecoderBias(cached, block[None])
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention and feed-forward, each on a normed input and added to the residual stream."""
+
+    config: T5Config
+
+    def setup(self) -> None:
+        cfg = self.config
+        if cfg.relpos_per_layer:
+            self.relpos_bias = _relative_bias(cfg, bidirectional=True)
+        self.pre_attention_layer_norm = RMSNorm(cfg.dtype)
+        self.attention = Attention(cfg.num_heads, cfg.head_dim, cfg.emb_dim, cfg.dtype)
+        self.pre_mlp_layer_norm = RMSNorm(cfg.dtype)
+        self.mlp = Mlp(cfg.mlp_dim, cfg.mlp_activations, cfg.dtype)
+
+    def __call__(
+        self,
+        x: Float[Array, "batch length emb"],
+        mask: Float[Array, "batch 1 1 length"],
+        shared_bias: Float[Array, "1 heads length length"] | None,
+    ) -> Float[Array, "batch length emb"]:
+        bias = encoder_bias(self.relpos_bias, x.shape[1]) if shared_bias is None else shared_bias
+        y = self.pre_attention_layer_norm(x)
+        x = x + self.attention.attend(y, Segment(*self.attention.keys_values(y), bias + mask))
+        return x + self.mlp(self.pre_mlp_layer_norm(x))
+
+
+class DecoderLayer(nn.Module):
+    """Cached self-attention, attention to the encoder's cached keys and values, feed-forward."""
+
+    config: T5Config
+
+    def setup(self) -> None:
+        cfg = self.config
+        if cfg.relpos_per_layer:
+            self.relpos_bias = _relative_bias(cfg, bidirectional=False)
+        self.pre_self_attention_layer_norm = RMSNorm(cfg.dtype)
+        self.self_attention = Attention(cfg.num_heads, cfg.head_dim, cfg.emb_dim, cfg.dtype)
+        self.pre_cross_attention_layer_norm = RMSNorm(cfg.dtype)
+        self.encoder_decoder_attention = Attention(cfg.num_heads, cfg.head_dim, cfg.emb_dim, cfg.dtype)
+        self.pre_mlp_layer_norm = RMSNorm(cfg.dtype)
+        self.mlp = Mlp(cfg.mlp_dim, cfg.mlp_activations, cfg.dtype)
+
+    def __call__(
+        self,
+        x: Float[Array, "batch k emb"],
+        slots: tuple[Array, Array],
+        cross: Segment,
+        positions: Int32[Array, " rows"],
+        shared_bias: DecoderBias | None,
+    ) -> tuple[Float[Array, "batch k emb"], tuple[Array, Array]]:
+        bias = shared_bias
+        if bias is None:
+            bias = decoder_bias(self.relpos_bias, positions, x.shape[1], slots[0].shape[2])
+        y = self.pre_self_attention_layer_norm(x)
+        new = self.self_attention.keys_values(y)
+        x = x + self.self_attention.attend(y, Segment(*slots, bias.cached), Segment(*new, bias.block))
+        y = self.pre_cross_attention_layer_norm(x)
+        x = x + self.encoder_decoder_attention.attend(y, cross)
+        keys, values = (write_slots(old, added, positions) for old, added in zip(slots, new, strict=True))
+        return x + self.mlp(self.pre_mlp_layer_norm(x)), (keys, values)
+
+
+class Encoder(nn.Module):
+    """The encoder stack."""
+
+    config: T5Config
+
+    def setup(self) -> None:
+        cfg = self.config
+        if not cfg.relpos_per_layer:
+            self.relpos_bias = _relative_bias(cfg, bidirectional=True)
+        self.layers = [EncoderLayer(cfg) for _ in range(cfg.num_encoder_layers)]
+        self.encoder_norm = RMSNorm(cfg.dtype)
+
+    def __call__(
+        self, x: Float[Array, "batch length emb"], mask: Float[Array, "batch 1 1 length"]
+    ) -> Float[Array, "batch length emb"]:
+        bias = None if self.config.relpos_per_layer else encoder_bias(self.relpos_bias, x.shape[1])
+        for layer in self.layers:
+            x = layer(x, mask, bias)
+        return self.encoder_norm(x)
+
+
+class DecoderStack(nn.Module):
+    """The decoder stack, with the logits where they have weights of their own."""
+
+    config: T5Config
+
+    def setup(self) -> None:
+        cfg = self.config
+        if not cfg.relpos_per_layer:
+            self.relpos_bias = _relative_bias(cfg, bidirectional=False)
+        self.layers = [DecoderLayer(cfg) for _ in range(cfg.num_decoder_layers)]
+        self.decoder_norm = RMSNorm(cfg.dtype)
+        if not cfg.logits_via_embedding:
+            self.logits_dense = Dense(cfg.vocab_size, jnp.float32)
+
+    def cross_keys_values(self, encoded: Float[Array, "batch length emb"]) -> tuple[tuple[Array, ...], ...]:
+        """Every layer's keys and values of the encoder's output."""
+        pairs = [layer.encoder_decoder_attention.keys_values(encoded) for layer in self.layers]
+        return tuple(zip(*pairs, strict=True))
+
+    def __call__(
+        self, x: Float[Array, "batch k emb"], cache: T5Cache, positions: Int32[Array, " rows"]
+    ) -> tuple[Float[Array, "batch k emb"], T5Cache]:
+        bias = None
+        if not self.config.relpos_per_layer:
+            bias = decoder_bias(self.relpos_bias, positions, x.shape[1], cache.keys[0].shape[2])
+        cross_mask = mask_bias(cache.encoder_mask)
+        slots = []
+        for i, layer in enumerate(self.layers):
+            cross = Segment(cache.cross_keys[i], cache.cross_values[i], cross_mask)
+            x, written = layer(x, (cache.keys[i], cache.values[i]), cross, positions, bias)
+            slots.append(written)
+        keys, values = zip(*slots, strict=True)
+        return self.decoder_norm(x), cache._replace(keys=tuple(keys), values=tuple(values))
+
+
+def mask_bias(mask: Bool[Array, "batch length"]) -> Float32[Array, "batch 1 1 length"]:
+    """0 where the mask is True, else a very negative number to add to attention logits."""
+    return jnp.where(mask, 0.0, MASKED).astype(jnp.float32)[:, None, None, :]
+
+
+class T5Module(nn.Module):
+    """The Flax module whose parameter tree is t5x's."""
+
+    config: T5Config
+
+    def setup(self) -> None:
+        cfg = self.config
+        self.token_embedder = nn.Embed(cfg.vocab_size, cfg.emb_dim, dtype=cfg.dtype, embedding_init=_unit_normal)
+        self.encoder = Encoder(cfg)
+        self.decoder = DecoderStack(cfg)
+
+    def encode(self, tokens: Int32[Array, "batch length"]) -> Float[Array, "batch length emb"]:
+        """Runs the encoder; id 0 is padding."""
+        return self.encoder(self.token_embedder(tokens), mask_bias(tokens > 0))
+
+    def start(self, tokens: Int32[Array, "batch length"], cache_length: int) -> T5Cache:
+        """Encodes, projects the cross-attention's keys and values once, and allocates the cache."""
+        cfg = self.config
+        cross_keys, cross_values = self.decoder.cross_keys_values(self.encode(tokens))
+        empty = jnp.zeros((tokens.shape[0], cfg.num_heads, cache_length, cfg.head_dim), cfg.dtype)
+        slots = (empty,) * cfg.num_decoder_layers
+        return T5Cache(slots, slots, cross_keys, cross_values, tokens > 0)
+
+    def extend(
+        self, cache: T5Cache, tokens: Int32[Array, "batch k"], positions: Int32[Array, " rows"]
+    ) -> tuple[Float32[Array, "batch k vocab"], T5Cache]:
+        """Runs k decoder tokens per row; see `Decoder.extend`. One position may stand for all rows."""
+        x, cache = self.decoder(self.token_embedder(tokens), cache, positions)
+        if not self.config.logits_via_embedding:
+            return self.decoder.logits_dense(x), cache
+        embedding = self.token_embedder.embedding.astype(jnp.float32)
+        return jnp.dot(x.astype(jnp.float32), embedding.T) / np.sqrt(self.config.emb_dim), cache
+
+    def __call__(
+        self, encoder_tokens: Int32[Array, "batch length"], decoder_tokens: Int32[Array, "batch k"]
+    ) -> Float32[Array, "batch k vocab"]:
+        """Teacher forcing: the whole decoder input in one `extend`."""
+        cache = self.start(encoder_tokens, 0)  # nothing was there before, and nobody comes after
+        return self.extend(cache, decoder_tokens, jnp.zeros((1,), jnp.int32))[0]
+
+
+_unit_normal = nn.initializers.normal(1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class T5:
+    """A T5 as a Decoder (see models/base.py). Hashable; holds sizes, never weights."""
+
+    config: T5Config
+
+    @property
+    def module(self) -> T5Module:
+        """The Flax module."""
+        return T5Module(self.config)
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits, padded ids included."""
+        return self.config.vocab_size
+
+    def init(self, rng: Array) -> Params:
+        """Random float32 parameters."""
+        token = jnp.ones((1, 1), jnp.int32)
+        return self.module.init(rng, token, token)["params"]
+
+    def param_shapes(self) -> Params:
+        """The parameter tree as ShapeDtypeStructs."""
+        return jax.eval_shape(self.init, jax.random.key(0))
+
+    def encode(self, params: Params, encoder_tokens: Int32[Array, "batch length"]) -> Float[Array, "batch length emb"]:
+        """The encoder's output."""
+        return self.module.apply({"params": params}, encoder_tokens, method="encode")  # pyright: ignore[reportReturnType]
+
+    def forward(
+        self, params: Params, encoder_tokens: Int32[Array, "batch length"], decoder_tokens: Int32[Array, "batch k"]
+    ) -> Float32[Array, "batch k vocab"]:
+        """Teacher-forced logits; decoder_tokens start with the start token."""
+        return self.module.apply({"params": params}, encoder_tokens, decoder_tokens)  # pyright: ignore[reportReturnType]
+
+    def prefill(
+        self, params: Params, inputs: Inputs, cache_length: int
+    ) -> tuple[T5Cache, Int32[Array, "batch prompt"], Int32[Array, " batch"]]:
+        """See `Decoder.prefill`."""
+        if inputs.encoder_tokens is None:
+            raise ValueError("Inputs.encoder_tokens is None; a T5 needs an encoder input.")
+        batch = inputs.encoder_tokens.shape[0]
+        cache = self.module.apply({"params": params}, inputs.encoder_tokens, cache_length, method="start")
+        prompt = jnp.full((batch, 1), self.config.start_id, jnp.int32)
+        if inputs.prefix is None:
+            return cache, prompt, jnp.zeros((batch,), jnp.int32)  # pyright: ignore[reportReturnType]
+        prompt = jnp.concatenate([prompt, inputs.prefix], axis=1)
+        _, cache = self.extend(params, cache, prompt, jnp.zeros((1,), jnp.int32))
+        return cache, prompt, jnp.sum(inputs.prefix > 0, axis=1, dtype=jnp.int32)
+
+    def extend(
+        self, params: Params, cache: T5Cache, tokens: Int32[Array, "batch k"], positions: Int32[Array, " rows"]
+    ) -> tuple[Float32[Array, "batch k vocab"], T5Cache]:
+        """See `Decoder.extend`."""
+        return self.module.apply({"params": params}, cache, tokens, positions, method="extend")  # pyright: ignore[reportReturnType]

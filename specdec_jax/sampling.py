@@ -1,0 +1,259 @@
+"""From logits to an explicit probability vector, and draws from it (the paper's section 2.2).
+
+Target and draft go through the same `standardize`; that p and q mean the same thing is what makes speculative decoding
+exact. Nothing here sorts the vocabulary: thresholds are found bit by bit, draws are by inverse CDF.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Float32, Int32, Key, UInt32
+
+GREEDY_BELOW = 1e-4  # a temperature below this is argmax, as in t5x
+
+DRAW, ACCEPT, EXTRA = 0, 1, 2  # what a uniform number is for
+
+
+class Sampling(NamedTuple):
+    """How logits become probabilities. Which filters exist is static, their values are traced.
+
+    Attributes:
+      temperature: float32 [batch]; a row below 1e-4 is argmax. None: every row is argmax, and nothing as wide as the
+        vocabulary is built.
+      top_k: int32 [batch], keep the k most likely ids; 0 keeps all. None: no such filter.
+      top_p: float32 [batch], keep the fewest ids whose probabilities sum to at least top_p; 1 keeps all. None: no such
+        filter. Applied after top_k, on probabilities that sum to 1.
+      num_ids: int32 scalar, ids from here on are padding of the embedding and have probability 0. None: no padding.
+    """
+
+    temperature: Float32[Array, " batch"] | None = None
+    top_k: Int32[Array, " batch"] | None = None
+    top_p: Float32[Array, " batch"] | None = None
+    num_ids: Int32[Array, ""] | None = None
+
+
+class PointMass(NamedTuple):
+    """A distribution that puts probability 1 on one id; int32 [batch, k]."""
+
+    tokens: Int32[Array, "batch k"]
+
+
+Standardized: TypeAlias = Float[Array, "batch k vocab"] | PointMass
+
+
+def make_sampling(
+    batch: int,
+    *,
+    temperature: float | Sequence[float] = 1.0,
+    top_k: int | Sequence[int] = 0,
+    top_p: float | Sequence[float] = 1.0,
+    num_ids: int | None = None,
+) -> Sampling:
+    """Builds a Sampling, one value for all rows or one for each, without the filters that would do nothing.
+
+    Args:
+      batch: number of rows.
+      temperature: at least 0; below 1e-4 is argmax.
+      top_k: 0 for no such filter, else how many ids to keep.
+      top_p: in (0, 1]; 1 for no such filter.
+      num_ids: valid ids of the vocabulary, where the embedding has more rows than that.
+
+    Raises:
+      ValueError: a value is out of its range, or there is not one per row.
+    """
+    temperatures = _per_row("temperature", temperature, batch, np.float32)
+    top_ks = _per_row("top_k", top_k, batch, np.int32)
+    top_ps = _per_row("top_p", top_p, batch, np.float32)
+    if not (np.isfinite(temperatures) & (temperatures >= 0)).all():
+        raise ValueError(f"temperature is {temperature}; it must be a finite number, 0 (argmax) or more.")
+    if not (top_ks >= 0).all():
+        raise ValueError(f"top_k is {top_k}; it must be 0 (no filter) or the number of ids to keep.")
+    if not ((top_ps > 0) & (top_ps <= 1)).all():
+        raise ValueError(f"top_p is {top_p}; it must be above 0 and at most 1 (no filter).")
+    if num_ids is not None and num_ids < 1:
+        raise ValueError(f"num_ids is {num_ids}; it must be the number of valid ids, 1 or more.")
+    greedy = (temperatures < GREEDY_BELOW).all()
+    return Sampling(
+        temperature=None if greedy else jnp.asarray(temperatures),
+        top_k=None if greedy or (top_ks == 0).all() else jnp.asarray(top_ks),
+        top_p=None if greedy or (top_ps == 1).all() else jnp.asarray(top_ps),
+        num_ids=None if num_ids is None else jnp.int32(num_ids),
+    )
+
+
+def _per_row(name: str, value: float | Sequence[float], batch: int, dtype: type) -> np.ndarray:
+    values = np.asarray(value)
+    if values.shape not in ((), (batch,)):
+        raise ValueError(f"{name} has shape {values.shape}; give one value, or one for each of the {batch} rows.")
+    if np.issubdtype(dtype, np.integer) and (values != np.floor(values)).any():
+        raise ValueError(f"{name} is {value}; it must be a whole number.")
+    return np.broadcast_to(values.astype(dtype), (batch,))
+
+
+def standardize(
+    logits: Float32[Array, "batch k vocab"],
+    sampling: Sampling,
+    tokens: Int32[Array, "batch capacity"],
+    positions: Int32[Array, " batch"],
+) -> Standardized:
+    """Turns logits into the distribution that is sampled from; the same function for p and q.
+
+    Args:
+      logits: float32 [batch, k, vocab]; query i is about the token after position `positions + i`.
+      sampling: the settings.
+      tokens: int32 [batch, capacity], the history: query i sees slots 0 to `positions + i`, guesses included.
+      positions: int32 [batch], the position of query 0.
+
+    Returns:
+      float32 [batch, k, vocab] that sums to 1, or a PointMass where every row is greedy. NaN logits give NaN.
+    """
+    del tokens, positions  # for rules that look at the history
+    if sampling.num_ids is not None:
+        logits = jnp.where(_ids(logits) < sampling.num_ids, logits, -jnp.inf)
+    if sampling.temperature is None:
+        return PointMass(jnp.argmax(logits, axis=-1).astype(jnp.int32))
+    temperature = sampling.temperature[:, None, None]
+    greedy = temperature < GREEDY_BELOW
+    best = jnp.argmax(logits, axis=-1)
+    scaled = logits / jnp.where(greedy, 1.0, temperature)
+    scaled = scaled - jnp.max(scaled, axis=-1, keepdims=True)
+    if sampling.top_k is not None:
+        scaled = jnp.where(_keep_top_k(scaled, sampling.top_k[:, None]), scaled, -jnp.inf)
+    if sampling.top_p is not None:
+        scaled = jnp.where(_keep_top_p(scaled, sampling.top_p[:, None]), scaled, -jnp.inf)
+    weight = jnp.exp(scaled)
+    p = weight / jnp.sum(weight, axis=-1, keepdims=True)
+    one_hot = (_ids(logits) == best[..., None]).astype(p.dtype)
+    return jnp.where(greedy & ~jnp.isnan(p), one_hot, p)
+
+
+def _ids(logits: Float32[Array, "batch k vocab"]) -> Int32[Array, "1 1 vocab"]:
+    return jnp.arange(logits.shape[-1])[None, None]
+
+
+def _keep_top_k(
+    logits: Float32[Array, "batch k vocab"], top_k: Int32[Array, "batch 1"]
+) -> Bool[Array, "batch k vocab"]:
+    """The top_k largest; ties at the last place go to the lowest ids."""
+    vocab = logits.shape[-1]
+    wanted = jnp.where(top_k == 0, vocab, jnp.minimum(top_k, vocab))
+    order = _ordered_bits(logits)
+    threshold = _threshold(order, jnp.ones_like(logits, jnp.int32), jnp.broadcast_to(wanted, logits.shape[:2]))
+    above = jnp.sum(order > threshold[..., None], axis=-1)
+    return _keep(order, threshold, wanted - above)
+
+
+def _keep_top_p(
+    logits: Float32[Array, "batch k vocab"], top_p: Float32[Array, "batch 1"]
+) -> Bool[Array, "batch k vocab"]:
+    """The fewest ids whose probabilities reach top_p; ties at the last place go to the lowest ids."""
+    weight = jnp.exp(logits)
+    order = _ordered_bits(logits)
+    wanted = top_p * jnp.sum(weight, axis=-1)
+    threshold = _threshold(order, weight, wanted)
+    at_threshold = jnp.max(jnp.where(order == threshold[..., None], weight, 0.0), axis=-1)
+    above = jnp.sum(jnp.where(order > threshold[..., None], weight, 0.0), axis=-1)
+    missing = jnp.ceil((wanted - above) / jnp.where(at_threshold > 0, at_threshold, 1.0))
+    keep = _keep(order, threshold, jnp.maximum(missing, 1.0).astype(jnp.int32))
+    return keep | (top_p == 1.0)[..., None]
+
+
+def _ordered_bits(x: Float32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
+    """Unsigned integers in the order of the floats (-0.0 taken as 0.0)."""
+    bits = jax.lax.bitcast_convert_type(x + 0.0, jnp.uint32)
+    return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))
+
+
+def _threshold(
+    order: UInt32[Array, "batch k vocab"], weight: Array, wanted: Array
+) -> UInt32[Array, "batch k"]:
+    """The largest threshold at and above which the weights sum to at least `wanted`, one bit per pass."""
+
+    def set_bit(i: Array, threshold: Array) -> Array:
+        candidate = threshold | (jnp.uint32(1) << (31 - i).astype(jnp.uint32))
+        total = jnp.sum(jnp.where(order >= candidate[..., None], weight, 0), axis=-1)
+        return jnp.where(total >= wanted, candidate, threshold)
+
+    return jax.lax.fori_loop(0, 32, set_bit, jnp.zeros(order.shape[:-1], jnp.uint32))
+
+
+def _keep(
+    order: UInt32[Array, "batch k vocab"], threshold: UInt32[Array, "batch k"], num_ties: Int32[Array, "batch k"]
+) -> Bool[Array, "batch k vocab"]:
+    """What is above the threshold, and the first `num_ties` of what is equal to it."""
+    tied = order == threshold[..., None]
+    # Counting ties along the vocabulary is slow, and without surplus ties not needed.
+    surplus = jnp.any(jnp.sum(tied, axis=-1) > num_ties)
+    first = jax.lax.cond(
+        surplus,
+        lambda: tied & (jnp.cumsum(tied, axis=-1) <= num_ties[..., None]),
+        lambda: tied,
+    )
+    return (order > threshold[..., None]) | first
+
+
+class StepKeys(NamedTuple):
+    """Where a step's random numbers come from: each row's own key, and where in the row the step starts.
+
+    A number depends on its row's seed, the step's start position, its index in the block and its purpose; never on the
+    row's place in the batch.
+    """
+
+    rngs: Key[Array, " batch"]
+    positions: Int32[Array, " batch"]
+
+
+def uniforms(keys: StepKeys, purpose: int, num: int) -> Float32[Array, "batch num"]:
+    """Uniform draws in [0, 1) for a step, float32 [batch, num]; `purpose` is DRAW, ACCEPT or EXTRA."""
+
+    def one(rng: Array, position: Array, index: Array) -> Array:
+        rng = jax.random.fold_in(jax.random.fold_in(rng, position), index)
+        return jax.random.uniform(jax.random.fold_in(rng, purpose), (), jnp.float32)
+
+    along_block = jax.vmap(one, in_axes=(None, None, 0))
+    return jax.vmap(along_block, in_axes=(0, 0, None))(keys.rngs, keys.positions, jnp.arange(num))
+
+
+_LANES = 128
+
+
+def draw(p: Float[Array, "batch vocab"], u: Float[Array, " batch"]) -> Int32[Array, " batch"]:
+    """Draws one id per row by inverse CDF.
+
+    Args:
+      p: [batch, vocab], non-negative weights; they need not sum to 1.
+      u: [batch], uniform in [0, 1).
+
+    Returns:
+      int32 [batch], never an id of weight 0 (unless every weight is 0 or NaN: then 0).
+    """
+    batch, vocab = p.shape
+    rows = -(-vocab // _LANES)
+    p = jnp.pad(p, ((0, 0), (0, rows * _LANES - vocab))).reshape(batch, rows, _LANES)
+    # First the group of ids, then the id within it: a sum over the vocabulary is cheap, a cumulative sum is not.
+    totals = jnp.sum(p, axis=-1)
+    goal = u * jnp.sum(totals, axis=-1)
+    row, below = _crossing(totals, goal)
+    within = jnp.take_along_axis(p, row[:, None, None], axis=1)[:, 0]
+    lane, _ = _crossing(within, goal - below)
+    return row * _LANES + lane
+
+
+def _crossing(
+    weight: Float[Array, "batch n"], goal: Float[Array, " batch"]
+) -> tuple[Int32[Array, " batch"], Float[Array, " batch"]]:
+    """First place of positive weight where the running sum passes the goal, and the sum before it.
+
+    Rounding can leave the goal unreached: then the last place of positive weight.
+    """
+    running = jnp.cumsum(weight, axis=-1)
+    positive = weight > 0
+    crossed = positive & (running > goal[:, None])
+    last = weight.shape[-1] - 1 - jnp.argmax(positive[:, ::-1], axis=-1)
+    place = jnp.where(jnp.any(crossed, axis=-1), jnp.argmax(crossed, axis=-1), last)
+    place = jnp.where(jnp.any(positive, axis=-1), place, 0).astype(jnp.int32)
+    before = jnp.take_along_axis(running - weight, place[:, None], axis=-1)[:, 0]
+    return place, before

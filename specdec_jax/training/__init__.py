@@ -1,0 +1,1 @@
+"""Training and distillation of small target and draft pairs."""
