@@ -15,7 +15,7 @@ test: $(TESTS)
 	$(BIN)/python -m pytest
 
 test-slow: $(TESTS)
-	$(BIN)/python -m pytest -m slow
+	XLA_FLAGS= $(BIN)/python -m pytest -m slow
 
 lint: $(TESTS)
 	$(BIN)/ruff check .

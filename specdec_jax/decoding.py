@@ -136,7 +136,7 @@ def speculative_decode(
     eos_ids: Sequence[int] = (1,),
     draft_sampling: Sampling | None = None,
     rule: verification.Rule = verification.token,
-    lenience: float = 1.0,
+    lenience: float | int = 1.0,
 ) -> DecodingResult:
     """Decodes with guesses of the drafter that the target verifies; the target's own distribution (Theorem in A.1).
 
@@ -181,7 +181,7 @@ def speculative_decode(
     )
 
 
-def _check(*, max_length: int, gamma: int, eos_ids: Sequence[int], seeds: Array, lenience: float) -> None:
+def _check(*, max_length: int, gamma: int, eos_ids: Sequence[int], seeds: Array, lenience: float | int) -> None:
     if max_length < 1:
         raise ValueError(f"max_length is {max_length}; it must be 1 or more.")
     if gamma > 1000:
@@ -209,7 +209,7 @@ def decode(
     seeds: Int32[Array, " batch"],
     eos_ids: tuple[int, ...],
     rule: verification.Rule,
-    lenience: float | Float32[Array, ""],
+    lenience: float | int | Float32[Array, ""],
 ) -> DecodingResult:
     """The jitted loop behind both public functions; lower it to read what was compiled."""
     batch = seeds.shape[0]

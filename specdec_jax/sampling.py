@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int32, Key, UInt32
 GREEDY_BELOW = 1e-4  # a temperature below this is argmax, as in t5x
 
 DRAW, ACCEPT, EXTRA = 0, 1, 2  # what a uniform number is for
+_PURPOSES = 4
 
 
 class Sampling(NamedTuple):
@@ -41,15 +42,18 @@ class PointMass(NamedTuple):
     tokens: Int32[Array, "batch k"]
 
 
+PerRow: TypeAlias = float | int | Sequence[float] | Sequence[int] | np.ndarray
+"""One value for all rows, or one for each."""
+
 Standardized: TypeAlias = Float[Array, "batch k vocab"] | PointMass
 
 
 def make_sampling(
     batch: int,
     *,
-    temperature: float | Sequence[float] = 1.0,
-    top_k: int | Sequence[int] = 0,
-    top_p: float | Sequence[float] = 1.0,
+    temperature: PerRow = 1.0,
+    top_k: PerRow = 0,
+    top_p: PerRow = 1.0,
     num_ids: int | None = None,
 ) -> Sampling:
     """Builds a Sampling, one value for all rows or one for each, without the filters that would do nothing.
@@ -84,7 +88,7 @@ def make_sampling(
     )
 
 
-def _per_row(name: str, value: float | Sequence[float], batch: int, dtype: type) -> np.ndarray:
+def _per_row(name: str, value: PerRow, batch: int, dtype: type) -> np.ndarray:
     values = np.asarray(value)
     if values.shape not in ((), (batch,)):
         raise ValueError(f"{name} has shape {values.shape}; give one value, or one for each of the {batch} rows.")
@@ -208,13 +212,9 @@ class StepKeys(NamedTuple):
 
 def uniforms(keys: StepKeys, purpose: int, num: int) -> Float32[Array, "batch num"]:
     """Uniform draws in [0, 1) for a step, float32 [batch, num]; `purpose` is DRAW, ACCEPT or EXTRA."""
-
-    def one(rng: Array, position: Array, index: Array) -> Array:
-        rng = jax.random.fold_in(jax.random.fold_in(rng, position), index)
-        return jax.random.uniform(jax.random.fold_in(rng, purpose), (), jnp.float32)
-
-    along_block = jax.vmap(one, in_axes=(None, None, 0))
-    return jax.vmap(along_block, in_axes=(0, 0, None))(keys.rngs, keys.positions, jnp.arange(num))
+    counters = keys.positions * _PURPOSES + purpose
+    rngs = jax.vmap(jax.random.fold_in)(keys.rngs, counters)
+    return jax.vmap(lambda rng: jax.random.uniform(rng, (num,), jnp.float32))(rngs)
 
 
 _LANES = 128

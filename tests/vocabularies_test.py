@@ -78,19 +78,3 @@ def test_errors_are_one_line_that_names_the_file(tmp_path):
         vocabularies.train_sentencepiece([], tmp_path / "new.model")
     with pytest.raises(ValueError, match="num_pieces=100000"):
         vocabularies.train_sentencepiece(_SENTENCES, tmp_path / "new.model", num_pieces=100_000)
-
-
-def test_ids_are_seqio_s(model_file):
-    seqio = pytest.importorskip("seqio", reason="seqio is not installed: nothing to compare with")
-    for ours, theirs in (
-        (
-            vocabularies.SentencePieceVocabulary(model_file, 100),
-            seqio.SentencePieceVocabulary(str(model_file), 100),
-        ),
-        (vocabularies.ByteVocabulary(125), seqio.ByteVocabulary(125)),
-    ):
-        assert ours.size == theirs.vocab_size
-        for text in [*_SENTENCES[:20], "unseen čaj <extra_id_0> and <extra_id_7>"]:
-            ids = ours.encode(text)
-            assert ids == list(theirs.encode(text))
-            assert ours.decode([*ids, 1, 5]) == theirs.decode([*ids, 1, 5])

@@ -12,6 +12,7 @@ DrafterState: TypeAlias = Any
 """A drafter's own pytree of fixed shapes."""
 
 
+@runtime_checkable
 class Drafter(Protocol):
     """A drafter that is asked for one guess at a time. Hashable, since it is a static argument."""
 

@@ -1,1 +1,1 @@
-
+"""The models that can be target or draft."""

@@ -1,6 +1,6 @@
 """The one interface of every model that can be a target or a draft."""
 
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from jaxtyping import Array, Float32, Int32
 
@@ -10,6 +10,7 @@ Cache: TypeAlias = Any
 """A model's own pytree. It has no index: the position given to `extend` is the only one there is."""
 
 
+@runtime_checkable
 class Decoder(Protocol):
     """A model that can be decoded from.
 

@@ -1,1 +1,1 @@
-"""Training and distillation of small target and draft pairs."""
+"""Training and distillation of small pairs."""

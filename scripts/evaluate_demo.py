@@ -1,0 +1,69 @@
+"""BLEU and ROUGE of the demonstration models on the packaged test examples, decoded greedily.
+
+python scripts/evaluate_demo.py [demo:target demo:draft_small ...]
+
+Needs the extra `metrics`. Prints one line per model and task: sacrebleu's BLEU, or ROUGE-1 / ROUGE-L F1 for summaries.
+"""
+
+import json
+import sys
+
+import jax.numpy as jnp
+import sacrebleu
+from rouge_score import rouge_scorer
+
+from specdec_jax import generation
+from specdec_jax.decoding import autoregressive_decode
+from specdec_jax.packaged import DEMO_DIRECTORY, resolve
+from specdec_jax.training import text
+from specdec_jax.vocabularies import load_vocabulary
+
+PREFIXES = {"ende": text.TRANSLATE_PREFIX, "summarize": text.SUMMARIZE_PREFIX, "restore": text.RESTORE_PREFIX}
+
+
+def outputs(checkpoint: str, inputs: list[str], prefix: str) -> list[str]:
+    """Greedy outputs of one model."""
+    vocabulary = load_vocabulary(resolve("demo:vocabulary"))
+    model, params = generation.load_model(checkpoint)
+    settings = generation.Settings(gamma=1, batch_size=25, max_input_length=128, task_prefix=prefix)
+    encoded = generation.encode(inputs, vocabulary, settings)
+    decoded = []
+    for batch in generation.make_batches(encoded, vocabulary, settings, length=128):
+        result = autoregressive_decode(
+            model,
+            params,
+            batch.inputs,
+            max_length=settings.max_decode_length,
+            sampling=batch.sampling,
+            seeds=jnp.asarray(batch.seeds),
+            eos_ids=(vocabulary.eos_id,),
+        )
+        decoded += [output.text for output in generation.read_outputs(result, batch, vocabulary)]
+    return decoded
+
+
+def main() -> None:
+    """Evaluates each model named on the command line, all four without a name."""
+    names = sys.argv[1:] or ["demo:target", "demo:draft_small", "demo:draft_medium", "demo:draft_large"]
+    with open(DEMO_DIRECTORY / "examples.jsonl", encoding="utf-8") as file:
+        examples = [json.loads(line) for line in file]
+    scorer = rouge_scorer.RougeScorer(["rouge1", "rougeL"])
+    for name in names:
+        for task, prefix in PREFIXES.items():
+            rows = [example for example in examples if example["task"] == task]
+            hypotheses = outputs(name, [row["input"] for row in rows], prefix)
+            references = [row["reference"] for row in rows]
+            if task == "summarize":
+                scores = [scorer.score(r, h) for r, h in zip(references, hypotheses, strict=True)]
+                mean = [100 * sum(s[kind].fmeasure for s in scores) / len(scores) for kind in ("rouge1", "rougeL")]
+                print(f"{name} {task}: ROUGE-1 {mean[0]:.1f}, ROUGE-L {mean[1]:.1f}", flush=True)
+            else:
+                bleu = sacrebleu.corpus_bleu(hypotheses, [references])
+                print(f"{name} {task}: BLEU {bleu.score:.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except ValueError as error:
+        sys.exit(f"error: {error}")

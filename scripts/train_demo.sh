@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Makes the demonstration pair from text: vocabulary, target, three distilled drafts, packaged checkpoints, examples.
+#
+#   scripts/train_demo.sh ende.tsv.gz summ.tsv.gz RUN_DIR
+#
+# ende.tsv.gz: English, German, split, ...; summ.tsv.gz: description, one-line summary, split, ...
+# A killed run goes on when started again. TARGET_MINUTES and DRAFT_MINUTES set how long training takes.
+set -euo pipefail
+ende=$1 summ=$2 run=$3
+cd "$(dirname "$0")/.."
+python=${PYTHON:-.venv/bin/python}
+minutes=${TARGET_MINUTES:-66}
+draft_minutes=${DRAFT_MINUTES:-9}
+demo=${DEMO:-specdec_jax/data/demo}
+mkdir -p "$run" "$demo"
+
+[ -f "$run/vocabulary.model" ] || $python scripts/build_vocabulary.py \
+    --ende="$ende" --summ="$summ" --output="$run/vocabulary.model" --num_pieces=4000
+
+train() { # name, minutes, emb_dim, num_heads, mlp_dim, encoder layers, decoder layers, further flags
+    $python scripts/train.py --ende="$ende" --summ="$summ" --vocabulary="$run/vocabulary.model" \
+        --run_dir="$run/$1" --minutes="$2" --emb_dim="$3" --num_heads="$4" --head_dim=64 --mlp_dim="$5" \
+        --num_encoder_layers="$6" --num_decoder_layers="$7" --validate_every=400 "${@:8}"
+    $python scripts/package_demo.py checkpoint --run_dir="$run/$1" --output="$demo/$1"
+}
+
+train target "$minutes" 384 6 768 2 5
+for draft in "draft_small 128 2 256 1 1" "draft_medium 256 4 512 1 1" "draft_large 384 6 768 1 1"; do
+    read -r name sizes <<<"$draft"
+    # shellcheck disable=SC2086  # sizes are five words
+    train "$name" "$draft_minutes" $sizes --distill_from="$(echo "$demo"/target/checkpoint_*)"
+done
+$python scripts/package_demo.py examples --ende="$ende" --summ="$summ" \
+    --vocabulary="$run/vocabulary.model" --output="$demo"

@@ -1,0 +1,327 @@
+"""Text in, text out: loads two models that share a vocabulary, encodes texts, decodes them, with guesses or without.
+
+vocabulary = load_vocabulary("spiece.model")
+encoded = encode(["A house."], vocabulary, settings)        # fails early, before any weight is read
+pair = load_pair(models, vocabulary)
+for batch in make_batches(encoded, vocabulary, settings):
+    for output in read_outputs(decode(pair, batch, settings), batch, vocabulary):
+        print(output.text)
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int32
+
+from specdec_jax.checkpoints import t5x
+from specdec_jax.decoding import DecodingResult, FinishReason, autoregressive_decode, speculative_decode
+from specdec_jax.drafters.model import ModelDrafter
+from specdec_jax.models.t5 import T5, T5Config
+from specdec_jax.packaged import resolve
+from specdec_jax.sampling import Sampling, make_sampling
+from specdec_jax.types import Inputs, Params
+from specdec_jax.vocabularies import Vocabulary
+
+_SHORTEST_INPUT = 32
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Models:
+    """Where two models and their vocabulary are.
+
+    Attributes:
+      target_checkpoint: T5X checkpoint of the target, or a "demo:" name.
+      draft_checkpoint: T5X checkpoint of the draft, or a "demo:" name.
+      vocabulary: a SentencePiece .model file, "bytes", or "demo:vocabulary".
+      extra_ids: sentinel ids to append to the vocabulary.
+      target_config: sizes that the checkpoint must have; None reads them off the checkpoint.
+      draft_config: likewise.
+      dtype: "float32" or "bfloat16", of weights and activations; None for float32 on CPU and bfloat16 elsewhere.
+    """
+
+    target_checkpoint: str
+    draft_checkpoint: str
+    vocabulary: str
+    extra_ids: int = 0
+    target_config: T5Config | None = None
+    draft_config: T5Config | None = None
+    dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        if self.dtype not in (None, "float32", "bfloat16"):
+            raise ValueError(f"dtype is {self.dtype!r}; it must be 'float32', 'bfloat16' or None (by device).")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How texts are decoded.
+
+    Attributes:
+      gamma: guesses per step.
+      temperature: 0 is argmax.
+      top_k: how many ids to keep; 0 for all.
+      top_p: probability to keep; 1 for all.
+      seed: where every row's own seed comes from, together with its index among all inputs.
+      max_decode_length: tokens of an output at most, its end included.
+      max_input_length: tokens of an input at most, task prefix and end included.
+      batch_size: inputs decoded together.
+      task_prefix: what is put before each input.
+    """
+
+    gamma: int
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    max_decode_length: int = 64
+    max_input_length: int = 512
+    batch_size: int = 1
+    task_prefix: str = ""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        for name in ("gamma", "max_decode_length", "max_input_length", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more.")
+        if self.seed < 0:
+            raise ValueError(f"seed is {self.seed}; it must be 0 or more.")
+        self.sampling(1)  # raises what it has to say about temperature, top_k and top_p
+
+    def sampling(self, batch: int, num_ids: int | None = None) -> Sampling:
+        """The settings of the draws, for a batch."""
+        return make_sampling(batch, temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, num_ids=num_ids)
+
+
+def check_types(settings: Any) -> None:
+    """Checks a dataclass's values against its annotations: they come from files and flags.
+
+    Raises:
+      ValueError: a value is of another type.
+    """
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        allowed: Any = int | float if field.type is float else field.type
+        if not isinstance(value, allowed) or isinstance(value, bool):
+            wanted = getattr(field.type, "__name__", None) or str(field.type).replace("specdec_jax.models.t5.", "")
+            raise ValueError(f"{field.name} is {value!r}; it must be of type {wanted}.")
+
+
+class Pair(NamedTuple):
+    """A target and a draft with their weights, and the vocabulary they share."""
+
+    target: T5
+    target_params: Params
+    draft: T5
+    draft_params: Params
+    vocabulary: Vocabulary
+
+
+def load_pair(models: Models, vocabulary: Vocabulary) -> Pair:
+    """Reads both models; the draft first, so that a mistake shows before the larger one is read.
+
+    Raises:
+      ValueError: a checkpoint is missing, damaged or of other sizes than its config; the models differ in their
+        vocabulary; or the vocabulary has more ids than they have rows.
+    """
+    draft, draft_params = load_model(models.draft_checkpoint, models.draft_config, models.dtype)
+    _check_rows(draft, vocabulary, models.draft_checkpoint)
+    target, target_params = load_model(models.target_checkpoint, models.target_config, models.dtype)
+    _check_rows(target, vocabulary, models.target_checkpoint)
+    if draft.vocab_size != target.vocab_size:
+        raise ValueError(
+            f"the draft {models.draft_checkpoint} has a vocabulary of {draft.vocab_size} rows and the target "
+            f"{models.target_checkpoint} one of {target.vocab_size}; use two models with the same vocabulary."
+        )
+    return Pair(target, target_params, draft, draft_params, vocabulary)
+
+
+def load_model(checkpoint: str, config: T5Config | None = None, dtype: str | None = None) -> tuple[T5, Params]:
+    """Reads one model and puts its weights on the device.
+
+    Args:
+      checkpoint: a T5X checkpoint, or a "demo:" name.
+      config: sizes that it must have; None reads them off the checkpoint.
+      dtype: see `Models`.
+
+    Raises:
+      ValueError: the checkpoint is missing, damaged, not a T5's, or of other sizes.
+    """
+    path = resolve(checkpoint)
+    if dtype is None:
+        dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"  # XLA's bfloat16 is slow on CPU
+    expected = None if config is None else T5(config).param_shapes()
+    params = t5x.load_params(path, dtype=jnp.dtype(dtype), expected=expected)
+    if config is None:
+        try:
+            config = T5Config.from_params(params)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+    return T5(dataclasses.replace(config, dtype=dtype)), jax.device_put(params)
+
+
+def _check_rows(model: T5, vocabulary: Vocabulary, checkpoint: str) -> None:
+    if vocabulary.size > model.vocab_size:
+        raise ValueError(
+            f"the vocabulary has {vocabulary.size} ids and the model {checkpoint} only {model.vocab_size} rows; "
+            "use the vocabulary that the model was trained with."
+        )
+
+
+def encode(texts: Sequence[str], vocabulary: Vocabulary, settings: Settings) -> list[list[int]]:
+    """Token ids of each text, with the task's prefix before it and the end-of-sequence id after it.
+
+    Raises:
+      ValueError: there is no text, one is empty, or one is too long.
+    """
+    if not texts:
+        raise ValueError("there is no input; give at least one text.")
+    encoded = []
+    for number, text in enumerate(texts, start=1):
+        if not text.strip():
+            raise ValueError(f"input {number} is empty; every input must hold text.")
+        ids = [*vocabulary.encode(settings.task_prefix + text), vocabulary.eos_id]
+        if len(ids) > settings.max_input_length:
+            raise ValueError(
+                f"max_input_length is {settings.max_input_length}; input {number} has {len(ids)} tokens, its task "
+                "prefix and end included: shorten it or raise the limit."
+            )
+        encoded.append(ids)
+    return encoded
+
+
+class Batch(NamedTuple):
+    """Inputs that are decoded together.
+
+    Attributes:
+      inputs: encoder tokens int32 [batch, length].
+      seeds: int32 [batch].
+      sampling: the settings of the draws.
+      num_rows: how many rows are inputs; those behind them are copies of the last one, so that a shorter last batch
+        has the shape of the others. Copies do what their original does, so they cost no further steps.
+    """
+
+    inputs: Inputs
+    seeds: Int32[Array, " batch"]
+    sampling: Sampling
+    num_rows: int
+
+
+def make_batches(
+    encoded: Sequence[Sequence[int]], vocabulary: Vocabulary, settings: Settings, *, length: int | None = None
+) -> list[Batch]:
+    """Groups encoded inputs, in order.
+
+    Each batch is padded to the next of a few lengths, 32, 64, 128 and so on up to max_input_length: every length
+    compiles a program of its own, so one per input would compile for ever.
+
+    Args:
+      encoded: what `encode` returned.
+      vocabulary: gives the number of ids that may be drawn; rows of the embedding beyond them are padding.
+      settings: the settings.
+      length: one length for all batches instead.
+    """
+    batches = []
+    for start in range(0, len(encoded), settings.batch_size):
+        rows = range(start, min(start + settings.batch_size, len(encoded)))
+        places = [*rows, *[rows[-1]] * (settings.batch_size - len(rows))]
+        width = length or padded_length(max(len(encoded[i]) for i in rows), settings.max_input_length)
+        tokens = np.zeros((len(places), width), np.int32)
+        for row, i in enumerate(places):
+            tokens[row, : len(encoded[i])] = encoded[i]
+        seeds = jnp.asarray([row_seed(settings.seed, i) for i in places], jnp.int32)
+        sampling = settings.sampling(len(places), vocabulary.size)
+        batches.append(Batch(Inputs(jnp.asarray(tokens)), seeds, sampling, len(rows)))
+    return batches
+
+
+def padded_length(length: int, max_input_length: int) -> int:
+    """The least of 32, 64, 128, ... and max_input_length that an input of this length fits into."""
+    padded = _SHORTEST_INPUT
+    while padded < length:
+        padded *= 2
+    return min(padded, max_input_length)
+
+
+def row_seed(seed: int, index: int) -> int:
+    """A seed for one input of a run, 0 to 2**31 - 1: equal inputs differ, and the batch size does not matter."""
+    return int(np.random.SeedSequence((seed, index)).generate_state(1)[0] >> 1)
+
+
+def decode(pair: Pair, batch: Batch, settings: Settings) -> DecodingResult:
+    """Speculative decoding of a batch."""
+    return speculative_decode(
+        pair.target,
+        pair.target_params,
+        ModelDrafter(pair.draft),
+        pair.draft_params,
+        batch.inputs,
+        gamma=settings.gamma,
+        max_length=settings.max_decode_length,
+        sampling=batch.sampling,
+        seeds=batch.seeds,
+        eos_ids=(pair.vocabulary.eos_id,),
+    )
+
+
+def decode_plainly(pair: Pair, batch: Batch, settings: Settings) -> DecodingResult:
+    """Decoding of a batch with the target alone."""
+    return autoregressive_decode(
+        pair.target,
+        pair.target_params,
+        batch.inputs,
+        max_length=settings.max_decode_length,
+        sampling=batch.sampling,
+        seeds=batch.seeds,
+        eos_ids=(pair.vocabulary.eos_id,),
+    )
+
+
+class Output(NamedTuple):
+    """What became of one input.
+
+    Attributes:
+      text: the output.
+      tokens: its ids, the end-of-sequence id included.
+      length: how many they are.
+      scores: the target's raw log-probability of each.
+      finish_reason: "eos", "length" or "nan".
+      num_target_calls: target calls.
+      accept_counts: entry n is how many calls had n accepted guesses.
+      alpha: mean probability of acceptance of the guesses that were tested; 0 where none was.
+    """
+
+    text: str
+    tokens: list[int]
+    length: int
+    scores: list[float]
+    finish_reason: str
+    num_target_calls: int
+    accept_counts: list[int]
+    alpha: float
+
+
+def read_outputs(result: DecodingResult, batch: Batch, vocabulary: Vocabulary) -> list[Output]:
+    """The rows of a result, without the copies, as text and plain numbers."""
+    result = jax.device_get(result)
+    outputs = []
+    for row in range(batch.num_rows):
+        length = int(result.lengths[row])
+        tokens = result.tokens[row, :length].tolist()
+        outputs.append(
+            Output(
+                text=vocabulary.decode(tokens),
+                tokens=tokens,
+                length=length,
+                scores=result.scores[row, :length].tolist(),
+                finish_reason=FinishReason(int(result.finish_reason[row])).name.lower(),
+                num_target_calls=int(result.num_target_calls[row]),
+                accept_counts=result.accept_counts[row].tolist(),
+                alpha=float(result.alpha[row]),
+            )
+        )
+    return outputs

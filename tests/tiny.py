@@ -1,0 +1,80 @@
+"""Tiny random T5s, and slow, obviously right references, for tests of decoding."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax.models.t5 import T5, T5Config
+from specdec_jax.sampling import PointMass, standardize
+
+
+@functools.cache
+def model(vocab: int = 6, emb: int = 8, layers: int = 1, start_id: int = 0, **kwargs) -> T5:
+    return T5(
+        T5Config(
+            vocab_size=vocab,
+            emb_dim=emb,
+            num_heads=2,
+            head_dim=4,
+            mlp_dim=16,
+            num_encoder_layers=1,
+            num_decoder_layers=layers,
+            start_id=start_id,
+            **kwargs,
+        )
+    )
+
+
+@functools.cache
+def params(t5: T5, seed: int = 0, sharpness: float = 1.0):
+    """Random weights; a greater sharpness makes the predictions less uniform."""
+    tree = t5.init(jax.random.key(seed))
+    kernel = tree["decoder"]["logits_dense"]["kernel"]
+    tree["decoder"]["logits_dense"]["kernel"] = kernel * sharpness
+    return tree
+
+
+def nudged(tree, amount: float, seed: int = 9):
+    """The same weights with noise: a draft that agrees often, not always."""
+    leaves, shape = jax.tree.flatten(tree)
+    rngs = jax.random.split(jax.random.key(seed), len(leaves))
+    noisy = [x + amount * jax.random.normal(rng, x.shape) for x, rng in zip(leaves, rngs, strict=True)]
+    return jax.tree.unflatten(shape, noisy)
+
+
+def encoder_inputs(batch: int, length: int = 5, vocab: int = 6, seed: int = 0) -> jax.Array:
+    """Ragged rows of random ids, at least one token each."""
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(2, vocab, (batch, length))
+    lengths = rng.integers(1, length + 1, batch)
+    return jnp.asarray(np.where(np.arange(length)[None] < lengths[:, None], tokens, 0), jnp.int32)
+
+
+def exact_law(t5: T5, tree, encoder_tokens, sampling, max_length: int, eos_id: int | None = 1) -> dict:
+    """The law of whole sequences for one row, by teacher forcing every prefix. {tuple of ids: probability}."""
+    vocab = t5.vocab_size
+    starts = list(itertools.product(range(vocab), repeat=max_length))
+    decoder = jnp.asarray([(t5.config.start_id, *s) for s in starts], jnp.int32)
+    rows = jnp.broadcast_to(encoder_tokens, (len(starts), encoder_tokens.shape[1]))
+    forward = jax.jit(t5.forward)
+    logits = forward(tree, rows, decoder)[:, :max_length]
+    row_sampling = jax.tree.map(lambda x: x if x.ndim == 0 else jnp.broadcast_to(x[:1], (len(starts),)), sampling)
+    p = standardize(logits, row_sampling, decoder, jnp.zeros((len(starts),), jnp.int32))
+    if isinstance(p, PointMass):
+        p = np.eye(vocab)[np.asarray(p.tokens)]
+    p = np.asarray(p, np.float64)
+    law: dict = {}
+    for s, row in zip(starts, p, strict=True):
+        probability, sequence = 1.0, []
+        for i, token in enumerate(s):
+            probability *= row[i, token]
+            sequence.append(token)
+            if token == eos_id:
+                break
+        key = tuple(sequence)
+        # Sequences that share a prefix up to EOS are the same outcome: count each once.
+        law[key] = probability
+    return law

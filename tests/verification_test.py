@@ -1,0 +1,179 @@
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax import verification
+from specdec_jax.sampling import PointMass, StepKeys
+from specdec_jax.verification import Proposal, Target
+
+
+@pytest.fixture
+def float64():
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)
+
+
+def random_law(rng, vocab):
+    p = rng.dirichlet(np.ones(vocab)) * (rng.random(vocab) < 0.7)
+    if p.sum() == 0:
+        p[rng.integers(vocab)] = 1
+    return p / p.sum()
+
+
+def pairs():
+    """Random p, q with zeros; equal; one ulp apart; disjoint."""
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        yield random_law(rng, 5), random_law(rng, 5)
+    p = random_law(rng, 5)
+    yield p, p
+    yield p, np.nextafter(p, 1)
+    yield np.nextafter(p, 1), p
+    yield np.array([0.5, 0.5, 0, 0]), np.array([0, 0, 0.25, 0.75])
+
+
+def test_one_step_has_the_target_law(float64):
+    one = jnp.float64(1)
+    for p, q in pairs():
+        p, q = jnp.asarray(p), jnp.asarray(q)
+        accept = verification.accept_probability(p, q, one)
+        assert accept.dtype == jnp.float64
+        accepted = q * accept
+        law = accepted + (q.sum() - accepted.sum()) * verification.residual(p, q)
+        np.testing.assert_allclose(law, p, atol=1e-14)
+        proposal = Proposal(jnp.zeros((1, 1), jnp.int32), q[None, None], jnp.ones((1,), jnp.int32))
+        beta = verification.beta(jnp.stack([p, p])[None], proposal)
+        np.testing.assert_allclose(accepted.sum(), beta[0, 0], atol=1e-14)  # Theorem 3.5
+        np.testing.assert_allclose(beta[0, 0], 1 - np.abs(p - q).sum() / 2, atol=1e-14)  # Lemma 3.3
+
+
+@pytest.mark.parametrize("lenience", [1.0, 0.5, 0.1])
+def test_accepts_has_the_probability_it_says(lenience):
+    r = (np.arange(1000) + 0.5) / 1000
+    for p, q in [(0.2, 0.8), (0.8, 0.2), (0.0, 0.5), (0.5, 0.0), (0.3, 0.3), (0.04, 0.9)]:
+        passed = verification.accepts(jnp.asarray(r), jnp.full(1000, p), jnp.full(1000, q), jnp.float32(lenience))
+        expected = verification.accept_probability(jnp.float32(p), jnp.float32(q), jnp.float32(lenience))
+        assert abs(float(np.mean(passed)) - float(expected)) < 2e-3
+
+
+def test_probability_zero_never_passes_even_at_r_zero():
+    zero = jnp.zeros(1)
+    assert not bool(verification.accepts(zero, zero, jnp.ones(1), jnp.float32(1))[0])
+    assert not bool(verification.accepts(zero, zero, jnp.ones(1), jnp.float32(1e-3))[0])
+    assert bool(verification.accepts(zero, jnp.full(1, 1e-30), jnp.ones(1), jnp.float32(1))[0])
+
+
+def test_lenience_bounds_what_is_gained(float64):
+    # No token's probability grows beyond p / lenience (A.5), and alpha is sum min(p / l, q).
+    for p, q in pairs():
+        for lenience in (0.5, 0.1):
+            accept = verification.accept_probability(jnp.asarray(p), jnp.asarray(q), jnp.float64(lenience))
+            law = q * accept + (q.sum() - (q * accept).sum()) * verification.residual(jnp.asarray(p), jnp.asarray(q))
+            assert (np.asarray(law) <= np.asarray(p) / lenience + 1e-12).all()
+            np.testing.assert_allclose((q * accept).sum(), np.minimum(p / lenience, q).sum(), atol=1e-14)
+
+
+def test_residual_of_equal_laws_is_p():
+    p = jnp.asarray([0.25, 0.75])
+    np.testing.assert_array_equal(verification.residual(p, p), p)
+    above = jnp.nextafter(p, jnp.float32(2))
+    assert np.isfinite(verification.residual(p, above)).all()
+
+
+def test_residual_by_hand():
+    r = verification.residual(jnp.asarray([0.5, 0.3, 0.2]), jnp.asarray([0.1, 0.6, 0.3]))
+    np.testing.assert_allclose(r, [1, 0, 0], atol=1e-7)
+
+
+def test_count_accepted_stops_at_the_first_failure_and_at_num_guesses():
+    passed = jnp.asarray([[1, 1, 1], [1, 0, 1], [0, 1, 1], [1, 1, 1], [1, 1, 1]], bool)
+    n = verification.count_accepted(passed, jnp.asarray([3, 3, 3, 2, 0]))
+    assert n.tolist() == [3, 1, 0, 2, 0]
+
+
+def block_law(p, q, num_guesses, vocab, gamma):
+    """The law of (n + 1 emitted tokens) of one token-rule step, by enumeration in float64 of guesses and outcomes."""
+    law = {}
+    one = jnp.float64(1)
+    for guesses in itertools.product(range(vocab), repeat=gamma):
+        weight = np.prod([q[i][g] for i, g in enumerate(guesses)])
+        if weight == 0:
+            continue
+        proposal = Proposal(jnp.asarray([guesses], jnp.int32), jnp.asarray(q)[None], jnp.asarray([num_guesses], jnp.int32))
+        reach = 1.0
+        for n in range(num_guesses + 1):
+            accept = 0.0
+            if n < num_guesses:
+                g = guesses[n]
+                accept = float(verification.accept_probability(jnp.asarray(p[n][g]), jnp.asarray(q[n][g]), one))
+            extra = np.asarray(verification.extra_law(jnp.asarray(p)[None], proposal, jnp.asarray([n], jnp.int32)))[0]
+            for t in range(vocab):
+                key = (*guesses[:n], t)
+                law[key] = law.get(key, 0.0) + weight * reach * (1 - accept) * extra[t]
+            reach *= accept
+    return law
+
+
+@pytest.mark.parametrize("num_guesses", [0, 1, 2])
+def test_a_block_emits_prefixes_with_the_target_law(float64, num_guesses):
+    vocab, gamma = 3, 2
+    rng = np.random.default_rng(3)
+    p = [random_law(rng, vocab) for _ in range(gamma + 1)]
+    q = [random_law(rng, vocab) for _ in range(gamma)]
+    law = block_law(p, q, num_guesses, vocab, gamma)
+    # Laws that do not depend on the prefix: P(first token = a), and P(second = b | first = a, at least two emitted).
+    first = np.zeros(vocab)
+    for key, weight in law.items():
+        first[key[0]] += weight
+    np.testing.assert_allclose(first, p[0], atol=1e-14)
+    second = np.zeros(vocab)
+    for key, weight in law.items():
+        if len(key) > 1:
+            second[key[1]] += weight
+    if second.sum() > 0:
+        np.testing.assert_allclose(second / second.sum(), p[1], atol=1e-13)
+
+
+def keys(batch):
+    rngs = jax.vmap(jax.random.key)(jnp.arange(batch))
+    return StepKeys(rngs, jnp.zeros((batch,), jnp.int32))
+
+
+def test_greedy_target_accepts_what_equals_its_argmax():
+    p = PointMass(jnp.asarray([[4, 5, 6], [4, 5, 6], [4, 5, 6]]))
+    proposal = Proposal(jnp.asarray([[4, 5], [4, 9], [9, 5]]), None, jnp.full((3,), 2, jnp.int32))
+    n, extra = verification.token(keys(3), Target(p, jnp.zeros((3, 3, 10))), proposal, jnp.float32(1))
+    assert n.tolist() == [2, 1, 0] and extra.tolist() == [6, 5, 4]
+
+
+def test_point_mass_guesses_equal_their_one_hot_q():
+    batch, vocab = 500, 4
+    rng = np.random.default_rng(0)
+    p = jnp.asarray(rng.dirichlet(np.ones(vocab), (batch, 3)), jnp.float32)
+    guesses = jnp.asarray(rng.integers(vocab, size=(batch, 2)), jnp.int32)
+    num = jnp.full((batch,), 2, jnp.int32)
+    target = Target(p, jnp.log(p))
+    point = verification.token(keys(batch), target, Proposal(guesses, None, num), jnp.float32(1))
+    dense = Proposal(guesses, jax.nn.one_hot(guesses, vocab), num)
+    np.testing.assert_array_equal(point, verification.token(keys(batch), target, dense, jnp.float32(1)))
+    betas = verification.beta(p, Proposal(guesses, None, num)), verification.beta(p, dense)
+    np.testing.assert_allclose(*betas, atol=1e-7)
+
+
+def test_nothing_proposed_draws_from_p():
+    p = jnp.tile(jnp.asarray([0.0, 0.0, 1.0]), (4, 1, 1))
+    proposal = Proposal(jnp.zeros((4, 0), jnp.int32), None, jnp.zeros((4,), jnp.int32))
+    n, extra = verification.token(keys(4), Target(p, p), proposal, jnp.float32(1))
+    assert n.tolist() == [0] * 4 and extra.tolist() == [2] * 4
+
+
+def test_beta_of_a_greedy_target():
+    p = PointMass(jnp.asarray([[1, 2, 0]]))
+    q = jnp.asarray([[[0.1, 0.6, 0.3], [0.5, 0.3, 0.2]]])
+    num = jnp.full((1,), 2, jnp.int32)
+    np.testing.assert_allclose(verification.beta(p, Proposal(jnp.asarray([[1, 0]]), q, num)), [[0.6, 0.2]])
+    np.testing.assert_allclose(verification.beta(p, Proposal(jnp.asarray([[1, 0]]), None, num)), [[1.0, 0.0]])
