@@ -12,9 +12,7 @@ from specdec_jax.training import text
 
 def main() -> None:
     """Reads the training split of both files and writes the model."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ende", required=True, help="TSV of English, German, split, ...")
     parser.add_argument("--summ", required=True, help="TSV of description, one-line summary, split, ...")
     parser.add_argument("--output", required=True, help="the .model file to write")

@@ -30,9 +30,7 @@ LARGE = T5Config(
     num_encoder_layers=24,
     num_decoder_layers=24,
 )
-SMALL = dataclasses.replace(
-    LARGE, emb_dim=512, num_heads=6, mlp_dim=1024, num_encoder_layers=8, num_decoder_layers=8
-)
+SMALL = dataclasses.replace(LARGE, emb_dim=512, num_heads=6, mlp_dim=1024, num_encoder_layers=8, num_decoder_layers=8)
 SIZES = {"small": SMALL, "large": LARGE}
 MIB = 2**20
 
@@ -72,19 +70,11 @@ def measure(checkpoint: str, dtype: str) -> bool:
 
 def main() -> int:
     """Makes, measures and cleans up."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="large", help="which T5 1.1")
-    parser.add_argument(
-        "--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="dtype to load as"
-    )
-    parser.add_argument(
-        "--directory", default=tempfile.gettempdir(), help="where to put the checkpoint meanwhile"
-    )
-    parser.add_argument(
-        "--load", metavar="CHECKPOINT", help="only measure, in this process, on this checkpoint"
-    )
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="dtype to load as")
+    parser.add_argument("--directory", default=tempfile.gettempdir(), help="where to put the checkpoint meanwhile")
+    parser.add_argument("--load", metavar="CHECKPOINT", help="only measure, in this process, on this checkpoint")
     args = parser.parse_args()
     if args.load:
         return 0 if measure(args.load, args.dtype) else 1

@@ -25,18 +25,14 @@ _RATES = {"ende": 0.5, "summarize": 0.2, "restore": 0.3, "pairs": 1.0}
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run_dir", required=True, help="checkpoints, metrics and the token cache go here")
     parser.add_argument("--vocabulary", required=True, help="SentencePiece .model file, or 'bytes'")
     parser.add_argument("--ende", help="TSV of English, German, split: tasks ende and restore")
     parser.add_argument("--summ", help="TSV of description, summary, split: task summarize")
     parser.add_argument("--pairs", help="TSV of input with prefix, output: task pairs")
     for name, rate in _RATES.items():
-        parser.add_argument(
-            f"--{name}_rate", type=float, default=rate, help=f"relative share of {name} examples"
-        )
+        parser.add_argument(f"--{name}_rate", type=float, default=rate, help=f"relative share of {name} examples")
     for name in _SIZES:
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--dtype", default="float32", help="of activations; bfloat16 on GPU and TPU")
@@ -44,9 +40,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, help="number of steps, instead of --minutes")
     parser.add_argument("--save_minutes", type=float, default=5.0)
     parser.add_argument("--validate_every", type=int, default=500, help="steps")
-    parser.add_argument(
-        "--batch_tokens", type=int, default=4096, help="source and target tokens, padding included"
-    )
+    parser.add_argument("--batch_tokens", type=int, default=4096, help="source and target tokens, padding included")
     parser.add_argument("--max_source", type=int, default=128, help="longer sources are cut")
     parser.add_argument("--max_target", type=int, default=64, help="examples with longer targets are dropped")
     parser.add_argument("--seed", type=int, default=0)

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from specdec_jax.checkpoints.t5x import CheckpointError, list_steps, load_params, save_checkpoint
-    from specdec_jax.decoding import DecodingResult, FinishReason, autoregressive_decode, speculative_decode
+    from specdec_jax.decoding import autoregressive_decode, speculative_decode
     from specdec_jax.drafters.base import BlockDrafter, Drafter
     from specdec_jax.drafters.model import ModelDrafter
     from specdec_jax.models.base import Decoder
     from specdec_jax.models.t5 import T5, T5Config
+    from specdec_jax.results import DecodingResult, FinishReason
     from specdec_jax.sampling import PointMass, Sampling, make_sampling, standardize
     from specdec_jax.types import Inputs
     from specdec_jax.verification import Proposal, Target
@@ -29,9 +30,9 @@ _MODULE_OF = {
     "BlockDrafter": "drafters.base",
     "CheckpointError": "checkpoints.t5x",
     "Decoder": "models.base",
-    "DecodingResult": "decoding",
+    "DecodingResult": "results",
     "Drafter": "drafters.base",
-    "FinishReason": "decoding",
+    "FinishReason": "results",
     "Inputs": "types",
     "ModelDrafter": "drafters.model",
     "PointMass": "sampling",

@@ -10,16 +10,18 @@ the current directory, then in the search paths, then in the gin/ and configs/ t
 
 import argparse
 import contextlib
+import dataclasses
 import functools
 import inspect
 import json
 import logging
+import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
 
-import gin
+import gin.config
 import jax
 from rich.console import Console
 from rich.status import Status
@@ -33,8 +35,12 @@ from specdec_jax.timing import timed
 from specdec_jax.vocabularies import load_vocabulary
 
 gin.external_configurable(T5Config)
+# gin would also take a name for a Python package's resource, which fails where a folder of that name is importable.
+gin.config._FILE_READERS[:] = [(open, os.path.isfile)]
 
 COMPARE_REPEATS = 5
+
+_Options = TypeVar("_Options")
 
 _MACRO_DEFINITION = re.compile(r"^(\w+) =", re.MULTILINE)
 _MACRO_REFERENCE = re.compile(r"%([\w./]+)")
@@ -44,60 +50,56 @@ _STRING = re.compile(r"""'(\\.|[^'\\])*'|"(\\.|[^"\\])*\"""")
 @gin.configurable
 def generate(
     *,
-    target_checkpoint: str,
-    draft_checkpoint: str,
-    vocabulary: str,
-    extra_ids: int,
-    target_config: T5Config | None,
-    draft_config: T5Config | None,
-    dtype: str | None,
-    task_prefix: str,
-    gamma: int,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    seed: int,
-    max_decode_length: int,
-    max_input_length: int,
-    batch_size: int,
+    target_checkpoint: Any,
+    draft_checkpoint: Any,
+    vocabulary: Any,
+    extra_ids: Any,
+    target_config: Any,
+    draft_config: Any,
+    dtype: Any,
+    task_prefix: Any,
+    gamma: Any,
+    temperature: Any,
+    top_k: Any,
+    top_p: Any,
+    seed: Any,
+    max_decode_length: Any,
+    max_input_length: Any,
+    batch_size: Any,
 ) -> tuple[Models, Settings]:
-    """What gin files bind for `specdec generate`; gin/generate.gin binds each argument to a macro of its name."""
-    models = Models(
-        target_checkpoint=target_checkpoint,
-        draft_checkpoint=draft_checkpoint,
-        vocabulary=vocabulary,
-        extra_ids=extra_ids,
-        target_config=target_config,
-        draft_config=draft_config,
-        dtype=dtype,
-    )
-    settings = Settings(
-        gamma=gamma,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-        max_decode_length=max_decode_length,
-        max_input_length=max_input_length,
-        batch_size=batch_size,
-        task_prefix=task_prefix,
-    )
-    return models, settings
+    """What gin files bind for `specdec generate`: the fields of Models and Settings, each to a macro of its name."""
+    values = dict(locals())
+    return _checked(Models, values), _checked(Settings, values)
 
 
 @gin.configurable
 def demo(
     *,
-    gamma: int,
-    max_decode_length: int,
-    max_input_length: int,
-    seed: int,
-    num_examples: int,
-    num_repeats: int,
-    dtype: str | None,
-) -> dict[str, Any]:
-    """What gin files bind for `specdec demo`; see configs/demo.gin."""
-    return dict(locals())
+    gamma: Any,
+    max_decode_length: Any,
+    max_input_length: Any,
+    seed: Any,
+    num_examples: Any,
+    num_repeats: Any,
+    dtype: Any,
+) -> demonstration.Options:
+    """What gin files bind for `specdec demo`."""
+    return _checked(demonstration.Options, dict(locals()))
+
+
+def _checked(options: type[_Options], values: Mapping[str, Any]) -> _Options:
+    """Builds a dataclass from gin's values, which may be anything, once they have the types it declares."""
+    chosen = {}
+    for field in dataclasses.fields(options):  # pyright: ignore[reportArgumentType]
+        value = values[field.name]
+        if field.type is float and type(value) is int:
+            value = float(value)
+        kind: Any = field.type
+        if not isinstance(value, kind) or isinstance(value, bool):
+            name = kind.__name__ if isinstance(kind, type) else " or ".join(k.__name__ for k in kind.__args__)
+            raise ValueError(f"{field.name} is {value!r}; it must be of type {name.replace('NoneType', 'None')}.")
+        chosen[field.name] = value
+    return options(**chosen)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -159,7 +161,7 @@ def _demo(argv: Sequence[str]) -> None:
     parser = _gin_parser("demo", "Decodes packaged examples with every packaged draft model and prints a table.")
     args, bindings = _split(parser, argv)
     args.gin_file = args.gin_file or ["configs/demo.gin"]
-    demonstration.run(**_configure(demo, args, bindings), console=Console())
+    demonstration.run(_configure(demo, args, bindings), Console())
 
 
 def _lines_of_stdin() -> list[str]:
@@ -177,7 +179,7 @@ def _print_outputs(
         console.print(trace.legend(console))
     for batch in batches:
         decode = functools.partial(generation.decode, pair, batch, settings)
-        shape = batch.inputs.encoder_tokens.shape
+        shape = jax.tree.leaves(batch.inputs)[0].shape
         with _status(f"decoding input {first + 1} of {len(texts)}"):
             if as_json and shape not in compiled:  # the time of this call shall not include compilation
                 jax.block_until_ready(decode())

@@ -11,9 +11,9 @@ from jaxtyping import Array, Float32, Int32
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from specdec_jax.decoding import DecodingResult
 from specdec_jax.generation import Batch, Pair, Settings, decode, decode_plainly
 from specdec_jax.models.t5 import T5
+from specdec_jax.results import DecodingResult
 from specdec_jax.sampling import GREEDY_BELOW
 from specdec_jax.timing import interleaved
 from specdec_jax.types import Params

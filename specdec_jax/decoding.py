@@ -1,4 +1,4 @@
-"""The draft-verify-accept loop (Algorithm 1): speculative decoding, and plain decoding, which is the same loop at gamma 0.
+"""The draft-verify-accept loop (Algorithm 1): speculative decoding; plain decoding is the same loop at gamma 0.
 
 Everything runs inside one jit, in one lax.while_loop over arrays of fixed shapes, with no host round trip. A step makes
 gamma draft calls and one target call, and emits 1 to gamma + 1 tokens per row:
@@ -9,74 +9,21 @@ gamma draft calls and one target call, and emits 1 to gamma + 1 tokens per row:
     n = 2 accepted                          x1  x2  t            the row's position moves on by n + 1
 """
 
-import enum
 import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float32, Int32, Key
+from jaxtyping import Array, Float32, Int32
 
 from specdec_jax import verification
 from specdec_jax.drafters.base import BlockDrafter, Drafter, DrafterState
 from specdec_jax.models.base import Cache, Decoder
+from specdec_jax.results import DecodingResult, FinishReason, empty_result
 from specdec_jax.sampling import DRAW, PointMass, Sampling, StepKeys, draw, standardize, uniforms
 from specdec_jax.types import Inputs, Params
 from specdec_jax.verification import Proposal, Target
-
-
-class FinishReason(enum.IntEnum):
-    """Why a row ended."""
-
-    LENGTH = 0
-    EOS = 1
-    NAN = 2
-
-
-class DecodingResult(NamedTuple):
-    """What was decoded and how it came about; every array has the batch first.
-
-    `accepted + extra == lengths`. `accepted / drafted` is not alpha: guesses behind a rejection count in it.
-
-    Attributes:
-      tokens: int32 [batch, max_length], the emitted tokens, EOS included, then padding 0.
-      lengths: int32 [batch], emitted tokens.
-      scores: float32 [batch, max_length], the target's raw log-probability of each emitted token; 0 after the end.
-      standardized_scores: likewise, under the distribution that was sampled from.
-      finish_reason: int32 [batch], a FinishReason.
-      accept_counts: int32 [batch, gamma + 1], how many steps had n accepted guesses that were emitted.
-      accepted: int32 [batch], emitted tokens that were guesses.
-      extra: int32 [batch], emitted tokens that came from the target's own law.
-      drafted: int32 [batch], guesses made.
-      trials: int32 [batch], guesses tested: those accepted and, per step, the first one rejected.
-      beta_sum: float32 [batch], sum over the tested guesses of their probability of acceptance, sum_x min(p, q).
-      num_target_calls: int32 [batch], target calls while the row was running.
-      step_guesses: int32 [batch, max_length, gamma], the guesses of each step.
-      step_accepted: int32 [batch, max_length], n of each step; -1 where the row had no such step.
-      step_emitted: int32 [batch, max_length], tokens emitted in each step.
-    """
-
-    tokens: Int32[Array, "batch max_length"]
-    lengths: Int32[Array, " batch"]
-    scores: Float32[Array, "batch max_length"]
-    standardized_scores: Float32[Array, "batch max_length"]
-    finish_reason: Int32[Array, " batch"]
-    accept_counts: Int32[Array, "batch outcomes"]
-    accepted: Int32[Array, " batch"]
-    extra: Int32[Array, " batch"]
-    drafted: Int32[Array, " batch"]
-    trials: Int32[Array, " batch"]
-    beta_sum: Float32[Array, " batch"]
-    num_target_calls: Int32[Array, " batch"]
-    step_guesses: Int32[Array, "batch max_length gamma"]
-    step_accepted: Int32[Array, "batch max_length"]
-    step_emitted: Int32[Array, "batch max_length"]
-
-    @property
-    def alpha(self) -> Float32[Array, " batch"]:
-        """The mean of beta over the tested guesses (Corollary 3.6), per row; 0 where none was tested."""
-        return self.beta_sum / jnp.maximum(self.trials, 1)
 
 
 class _State(NamedTuple):
@@ -116,7 +63,7 @@ def autoregressive_decode(
         sampling=sampling,
         draft_sampling=sampling,
         seeds=seeds,
-        eos_ids=tuple(eos_ids),
+        eos_ids=jnp.asarray(eos_ids, jnp.int32),
         rule=verification.token,
         lenience=1.0,
     )
@@ -141,7 +88,7 @@ def speculative_decode(
     """Decodes with guesses of the drafter that the target verifies; the target's own distribution (Theorem in A.1).
 
     Args:
-      target: M_p. Static, as are the drafter, gamma, max_length, eos_ids and the rule: another value compiles anew.
+      target: M_p. Static, as are the drafter, gamma, max_length and the rule: another value compiles anew.
       target_params: its parameters.
       drafter: what guesses.
       draft_params: its parameters.
@@ -175,7 +122,7 @@ def speculative_decode(
         sampling=sampling,
         draft_sampling=sampling if draft_sampling is None else draft_sampling,
         seeds=seeds,
-        eos_ids=tuple(eos_ids),
+        eos_ids=jnp.asarray(eos_ids, jnp.int32),
         rule=rule,
         lenience=lenience,
     )
@@ -194,7 +141,7 @@ def _check(*, max_length: int, gamma: int, eos_ids: Sequence[int], seeds: Array,
         raise ValueError(f"lenience is {lenience}; it must be above 0 and at most 1 (1 is exact).")
 
 
-@functools.partial(jax.jit, static_argnames=("target", "drafter", "gamma", "max_length", "eos_ids", "rule"))
+@functools.partial(jax.jit, static_argnames=("target", "drafter", "gamma", "max_length", "rule"))
 def decode(
     target: Decoder,
     target_params: Params,
@@ -207,7 +154,7 @@ def decode(
     sampling: Sampling,
     draft_sampling: Sampling,
     seeds: Int32[Array, " batch"],
-    eos_ids: tuple[int, ...],
+    eos_ids: Int32[Array, " eos"],
     rule: verification.Rule,
     lenience: float | int | Float32[Array, ""],
 ) -> DecodingResult:
@@ -219,7 +166,7 @@ def decode(
         raise ValueError(f"seeds has {batch} rows and inputs {prompt.shape[0]}; give one seed for each row.")
     drafter_state = None if drafter is None else drafter.init(draft_params, inputs, capacity)
     rngs = jax.vmap(jax.random.key)(seeds)
-    lenience = jnp.float32(lenience)
+    scale = jnp.asarray(lenience, jnp.float32)
 
     def step(state: _State) -> _State:
         keys = StepKeys(rngs, state.positions)
@@ -232,7 +179,7 @@ def decode(
         logits, cache = target.extend(target_params, state.cache, block, state.positions)
         log_probs = jax.nn.log_softmax(logits)
         p = standardize(logits, sampling, tokens, state.positions)
-        n, extra_token = rule(keys, Target(p, log_probs), proposal, lenience)
+        n, extra_token = rule(keys, Target(p, log_probs), proposal, scale)
         # 5. return prefix + [x_1, .., x_n, t]
         places = jnp.arange(gamma + 1)[None]
         emitted = jnp.where(places < n[:, None], jnp.pad(proposal.tokens, ((0, 0), (0, 1))), extra_token[:, None])
@@ -261,7 +208,7 @@ def decode(
         standardized=slots,
         cache=cache,
         drafter_state=drafter_state,
-        result=_empty_result(batch, max_length, gamma),
+        result=empty_result(batch, max_length, gamma),
     )
     state = jax.lax.while_loop(lambda s: jnp.any(s.running), step, state)
     return _finish(state, positions)
@@ -277,7 +224,7 @@ def _propose(
     sampling: Sampling,
     vocab_size: int,
 ) -> tuple[Proposal, Int32[Array, "batch capacity"], DrafterState]:
-    """1. for i = 1 .. gamma: q_i = M_q(prefix + x_1 .. x_{i-1}); x_i ~ q_i. Also writes the guesses into the history."""
+    """1. for i = 1 .. gamma: q_i = M_q(prefix + x_1 .. x_{i-1}); x_i ~ q_i. Writes the guesses into the history too."""
     batch = tokens.shape[0]
     if drafter is None:
         nothing = Proposal(jnp.zeros((batch, 0), jnp.int32), None, jnp.zeros((batch,), jnp.int32))
@@ -341,12 +288,12 @@ def _cut(
     *,
     prompt_positions: Int32[Array, " batch"],
     max_length: int,
-    eos_ids: tuple[int, ...],
+    eos_ids: Int32[Array, " eos"],
 ) -> _Cut:
     """Ends a row at its first EOS in the block, at NaN, or at the limit; a frozen row emits nothing."""
     block = emitted.shape[1]
     places = jnp.arange(block)[None]
-    is_eos = jnp.isin(emitted, jnp.array(eos_ids, jnp.int32)) if eos_ids else jnp.zeros(emitted.shape, bool)
+    is_eos = jnp.any(emitted[..., None] == eos_ids[None, None], axis=-1)
     to_eos = jnp.min(jnp.where(is_eos, places + 1, block + 1), axis=1)
     before_nan = jnp.min(jnp.where(jnp.isnan(raw), places, block), axis=1)
     room = max_length - (state.positions - prompt_positions)
@@ -387,9 +334,7 @@ def _count(
         beta_sum=result.beta_sum + jnp.sum(jnp.where(tested, beta, 0.0), axis=1),
         num_target_calls=result.num_target_calls + running,
         step_guesses=jax.lax.dynamic_update_slice(result.step_guesses, proposal.tokens[:, None], (*at, 0)),
-        step_accepted=jax.lax.dynamic_update_slice(
-            result.step_accepted, jnp.where(running, accepted, -1)[:, None], at
-        ),
+        step_accepted=jax.lax.dynamic_update_slice(result.step_accepted, jnp.where(running, accepted, -1)[:, None], at),
         step_emitted=jax.lax.dynamic_update_slice(result.step_emitted, cut.num_new[:, None], at),
     )
 
@@ -398,28 +343,6 @@ def _write(buffer: Array, values: Array, starts: Int32[Array, " batch"]) -> Arra
     """Overwrites each row from its own start on."""
     return jax.vmap(lambda row, new, start: jax.lax.dynamic_update_slice(row, new, (start,)))(
         buffer, values.astype(buffer.dtype), starts
-    )
-
-
-def _empty_result(batch: int, max_length: int, gamma: int) -> DecodingResult:
-    count = jnp.zeros((batch,), jnp.int32)
-    per_token = jnp.zeros((batch, max_length), jnp.float32)
-    return DecodingResult(
-        tokens=per_token.astype(jnp.int32),
-        lengths=count,
-        scores=per_token,
-        standardized_scores=per_token,
-        finish_reason=count,
-        accept_counts=jnp.zeros((batch, gamma + 1), jnp.int32),
-        accepted=count,
-        extra=count,
-        drafted=count,
-        trials=count,
-        beta_sum=jnp.zeros((batch,), jnp.float32),
-        num_target_calls=count,
-        step_guesses=jnp.zeros((batch, max_length, gamma), jnp.int32),
-        step_accepted=jnp.full((batch, max_length), -1, jnp.int32),
-        step_emitted=per_token.astype(jnp.int32),
     )
 
 

@@ -1,5 +1,6 @@
 """The demonstration: packaged examples of three tasks, decoded with and without every packaged draft model."""
 
+import dataclasses
 import json
 import statistics
 from collections.abc import Sequence
@@ -20,6 +21,34 @@ from specdec_jax.vocabularies import Vocabulary, load_vocabulary
 
 TASK_PREFIXES = {"ende": TRANSLATE_PREFIX, "summarize": SUMMARIZE_PREFIX, "restore": RESTORE_PREFIX}
 TEMPERATURES = (0.0, 1.0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """What the demonstration can be told.
+
+    Attributes:
+      gamma: guesses per step.
+      max_decode_length: tokens of an output at most.
+      max_input_length: the one length that all inputs are padded to, so that little is compiled.
+      seed: of the draws at temperature 1.
+      num_examples: of each task.
+      num_repeats: timed calls of each decode.
+      dtype: see `Models`.
+    """
+
+    gamma: int
+    max_decode_length: int
+    max_input_length: int
+    seed: int
+    num_examples: int
+    num_repeats: int
+    dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("gamma", "max_decode_length", "max_input_length", "num_examples", "num_repeats"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more.")
 
 
 class Costs(NamedTuple):
@@ -82,49 +111,31 @@ def read_examples(vocabulary: Vocabulary, settings: Settings, *, per_task: int) 
     return {task: some[:per_task] for task, some in texts.items()}
 
 
-def run(
-    *,
-    gamma: int,
-    max_decode_length: int,
-    max_input_length: int,
-    seed: int,
-    num_examples: int,
-    num_repeats: int,
-    dtype: str | None,
-    console: Console,
-) -> list[Row]:
+def run(options: Options, console: Console) -> list[Row]:
     """Shows a trace, then decodes everything and prints the table.
 
     Args:
-      gamma: guesses per step.
-      max_decode_length: tokens of an output at most.
-      max_input_length: the one length that all inputs are padded to, so that little is compiled.
-      seed: of the draws at temperature 1.
-      num_examples: of each task.
-      num_repeats: timed calls of each decode.
-      dtype: see `Models`.
+      options: what to decode, and how.
       console: where the trace and the table go; progress goes to stderr.
 
     Returns:
       The table's rows.
 
     Raises:
-      ValueError: the demonstration pair or its examples are not there, or an argument is out of its range.
+      ValueError: the demonstration pair or its examples are not there.
     """
     settings = [
         Settings(
-            gamma=gamma,
+            gamma=options.gamma,
             temperature=temperature,
-            seed=seed,
-            max_decode_length=max_decode_length,
-            max_input_length=max_input_length,
+            seed=options.seed,
+            max_decode_length=options.max_decode_length,
+            max_input_length=options.max_input_length,
         )
         for temperature in TEMPERATURES
     ]
-    if num_examples < 1:
-        raise ValueError(f"num_examples is {num_examples}; it must be 1 or more.")
     vocabulary = load_vocabulary(packaged.resolve("demo:vocabulary"))
-    texts = read_examples(vocabulary, settings[0], per_task=num_examples)
+    texts = read_examples(vocabulary, settings[0], per_task=options.num_examples)
     drafts = [name for name in packaged.model_names() if name.startswith("draft_")]
     if not drafts:
         raise ValueError(f"{packaged.DEMO_DIRECTORY} holds no draft_* model; the demonstration needs at least one.")
@@ -134,7 +145,7 @@ def run(
                 target_checkpoint="demo:target",
                 draft_checkpoint=f"demo:{name}",
                 vocabulary="demo:vocabulary",
-                dtype=dtype,
+                dtype=options.dtype,
             ),
             vocabulary,
         )
@@ -152,8 +163,8 @@ def run(
 
     rows = []
     with _progress() as progress:
-        num_examples = sum(map(len, texts.values()))
-        bar = progress.add_task("", total=len(drafts) * (1 + len(settings) * num_examples))
+        num_decodes = len(settings) * sum(map(len, texts.values()))
+        bar = progress.add_task("", total=len(drafts) * (1 + num_decodes))
         for name in drafts:
             progress.update(bar, description=f"{name}: cost of a call")
             costs = measure_costs(pairs[name], first_batch, settings[0])
@@ -163,10 +174,10 @@ def run(
                 for task in texts:
                     comparisons = []
                     for batch in batches(task, some):
-                        comparisons.append(comparison.compare(pairs[name], batch, some, repeats=num_repeats))
+                        comparisons.append(comparison.compare(pairs[name], batch, some, repeats=options.num_repeats))
                         progress.advance(bar)
                     rows.append(Row(task, name, some.temperature, costs, comparisons))
-    console.print(table(rows, gamma, pairs[drafts[0]].target.config.dtype.name))
+    console.print(table(rows, options.gamma, pairs[drafts[0]].target.config.dtype.name))
     return rows
 
 

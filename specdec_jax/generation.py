@@ -10,7 +10,7 @@ for batch in make_batches(encoded, vocabulary, settings):
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +18,11 @@ import numpy as np
 from jaxtyping import Array, Int32
 
 from specdec_jax.checkpoints import t5x
-from specdec_jax.decoding import DecodingResult, FinishReason, autoregressive_decode, speculative_decode
+from specdec_jax.decoding import autoregressive_decode, speculative_decode
 from specdec_jax.drafters.model import ModelDrafter
 from specdec_jax.models.t5 import T5, T5Config
 from specdec_jax.packaged import resolve
+from specdec_jax.results import DecodingResult, FinishReason
 from specdec_jax.sampling import Sampling, make_sampling
 from specdec_jax.types import Inputs, Params
 from specdec_jax.vocabularies import Vocabulary
@@ -52,7 +53,6 @@ class Models:
     dtype: str | None = None
 
     def __post_init__(self) -> None:
-        check_types(self)
         if self.dtype not in (None, "float32", "bfloat16"):
             raise ValueError(f"dtype is {self.dtype!r}; it must be 'float32', 'bfloat16' or None (by device).")
 
@@ -84,7 +84,6 @@ class Settings:
     task_prefix: str = ""
 
     def __post_init__(self) -> None:
-        check_types(self)
         for name in ("gamma", "max_decode_length", "max_input_length", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more.")
@@ -95,20 +94,6 @@ class Settings:
     def sampling(self, batch: int, num_ids: int | None = None) -> Sampling:
         """The settings of the draws, for a batch."""
         return make_sampling(batch, temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, num_ids=num_ids)
-
-
-def check_types(settings: Any) -> None:
-    """Checks a dataclass's values against its annotations: they come from files and flags.
-
-    Raises:
-      ValueError: a value is of another type.
-    """
-    for field in dataclasses.fields(settings):
-        value = getattr(settings, field.name)
-        allowed: Any = int | float if field.type is float else field.type
-        if not isinstance(value, allowed) or isinstance(value, bool):
-            wanted = getattr(field.type, "__name__", None) or str(field.type).replace("specdec_jax.models.t5.", "")
-            raise ValueError(f"{field.name} is {value!r}; it must be of type {wanted}.")
 
 
 class Pair(NamedTuple):
@@ -161,7 +146,8 @@ def load_model(checkpoint: str, config: T5Config | None = None, dtype: str | Non
             config = T5Config.from_params(params)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
-    return T5(dataclasses.replace(config, dtype=dtype)), jax.device_put(params)
+    model = T5(dataclasses.replace(config, dtype=dtype))
+    return model, model.prepare(params)
 
 
 def _check_rows(model: T5, vocabulary: Vocabulary, checkpoint: str) -> None:

@@ -171,9 +171,7 @@ def _ordered_bits(x: Float32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
     return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))
 
 
-def _threshold(
-    order: UInt32[Array, "batch k vocab"], weight: Array, wanted: Array
-) -> UInt32[Array, "batch k"]:
+def _threshold(order: UInt32[Array, "batch k vocab"], weight: Array, wanted: Array) -> UInt32[Array, "batch k"]:
     """The largest threshold at and above which the weights sum to at least `wanted`, one bit per pass."""
 
     def set_bit(i: Array, threshold: Array) -> Array:

@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from specdec_jax.decoding import DecodingResult
+from specdec_jax.results import DecodingResult
 from specdec_jax.vocabularies import Vocabulary
 
 ACCEPTED, REJECTED, CORRECTED, EARLIER = "green", "red strike", "blue", "dim"
@@ -134,8 +134,9 @@ def show(result: DecodingResult, row: int, vocabulary: Vocabulary, console: Cons
       console: where to print; without colours, brackets stand in for them.
     """
     colour = console.color_system is not None
-    per_step = (result.step_guesses, result.step_accepted, result.step_emitted)
-    steps = read_steps(result.tokens[row], *(x[row] for x in per_step), vocabulary)
+    arrays = (result.tokens, result.step_guesses, result.step_accepted, result.step_emitted)
+    tokens, guesses, accepted, emitted = (np.asarray(array[row]) for array in arrays)
+    steps = read_steps(tokens, guesses, accepted, emitted, vocabulary)
     for line in render(steps, width=console.width, colour=colour):
         console.print(line)
     calls, length = int(result.num_target_calls[row]), int(result.lengths[row])

@@ -74,9 +74,7 @@ def residual(p: Float[Array, "*lead vocab"], q: Float[Array, "*lead vocab"]) -> 
     return jnp.where(total > 0, above / jnp.where(total > 0, total, 1), p)
 
 
-def count_accepted(
-    passed: Bool[Array, "batch gamma"], num_guesses: Int32[Array, " batch"]
-) -> Int32[Array, " batch"]:
+def count_accepted(passed: Bool[Array, "batch gamma"], num_guesses: Int32[Array, " batch"]) -> Int32[Array, " batch"]:
     """n: how many guesses stand before the first that did not pass, or that does not count."""
     passed = passed & (jnp.arange(passed.shape[1])[None] < num_guesses[:, None])
     return jnp.sum(jnp.cumprod(passed.astype(jnp.int32), axis=1), axis=1, dtype=jnp.int32)

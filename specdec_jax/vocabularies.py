@@ -78,21 +78,15 @@ class SentencePieceVocabulary:
         try:
             model = pathlib.Path(path).read_bytes()
         except OSError as error:
-            raise ValueError(
-                f"cannot read vocabulary {self.path!r} ({error.strerror}): give a .model file"
-            ) from error
+            raise ValueError(f"cannot read vocabulary {self.path!r} ({error.strerror}): give a .model file") from error
         self._processor = sentencepiece.SentencePieceProcessor()
         try:
             self._processor.LoadFromSerializedProto(model + _sentinel_pieces(extra_ids))
         except (RuntimeError, OSError) as error:
-            raise ValueError(
-                f"vocabulary {self.path!r} is not a SentencePiece model: give a .model file"
-            ) from error
+            raise ValueError(f"vocabulary {self.path!r} is not a SentencePiece model: give a .model file") from error
         found = (self._processor.pad_id(), self._processor.eos_id(), self._processor.unk_id())
         if found != (PAD_ID, EOS_ID, UNK_ID):
-            raise ValueError(
-                f"vocabulary {self.path!r} has (pad, eos, unk) ids {found}: T5 models need (0, 1, 2)"
-            )
+            raise ValueError(f"vocabulary {self.path!r} has (pad, eos, unk) ids {found}: T5 models need (0, 1, 2)")
 
     @property
     def size(self) -> int:
@@ -153,9 +147,7 @@ class ByteVocabulary:
         return bytes(byte for byte in encoded if 0 <= byte < 256).decode("utf-8", errors="ignore")
 
 
-def load_vocabulary(
-    spec: str | os.PathLike[str], extra_ids: int = 0
-) -> SentencePieceVocabulary | ByteVocabulary:
+def load_vocabulary(spec: str | os.PathLike[str], extra_ids: int = 0) -> SentencePieceVocabulary | ByteVocabulary:
     """Vocabulary named by a command line or a gin file.
 
     Args:
@@ -171,9 +163,7 @@ def load_vocabulary(
     return ByteVocabulary(extra_ids) if spec == "bytes" else SentencePieceVocabulary(spec, extra_ids)
 
 
-def train_sentencepiece(
-    texts: Iterable[str], path: str | os.PathLike[str], *, num_pieces: int = 4096
-) -> None:
+def train_sentencepiece(texts: Iterable[str], path: str | os.PathLike[str], *, num_pieces: int = 4096) -> None:
     """Builds a unigram SentencePiece model with T5's special ids and writes it.
 
     Bytes stand in for rare characters, so no text is ever unknown; digits are pieces of their own, so that

@@ -113,9 +113,7 @@ def placeholders():
     """The index of an older Orbax checkpoint."""
     names = {name: f"PLACEHOLDER://target.{name.replace('/', '.')}" for name in draft()}
     state = {"step": "PLACEHOLDER://state.step", "param_states": {}}
-    return serialization.msgpack_serialize(
-        {"state": state, "target": unflatten(names), "flax_mutables": None}
-    )
+    return serialization.msgpack_serialize({"state": state, "target": unflatten(names), "flax_mutables": None})
 
 
 def test_orbax_without_ocdbt(tmp_path):
@@ -208,9 +206,7 @@ def test_list_steps_of_no_directory(tmp_path):
         list_steps(tmp_path / "nothing")
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"hello world", b"\x93\x01\x02\x03", b"\xc1", b"\x91" * 5000, b"\x81\xa1"]
-)
+@pytest.mark.parametrize("content", [b"", b"hello world", b"\x93\x01\x02\x03", b"\xc1", b"\x91" * 5000, b"\x81\xa1"])
 def test_index_that_is_not_msgpack(tmp_path, content):
     checkpoint = copy(tmp_path)
     (checkpoint / "checkpoint").write_bytes(content)

@@ -130,9 +130,7 @@ def test_failed_write_leaves_nothing_behind(tmp_path, monkeypatch):
 
 
 def test_what_is_not_written(tmp_path):
-    with pytest.raises(
-        CheckpointError, match=r"checkpoint_2: parameter a/b is int32; only float32 and bfloat16"
-    ):
+    with pytest.raises(CheckpointError, match=r"checkpoint_2: parameter a/b is int32; only float32 and bfloat16"):
         save_checkpoint(tmp_path, {"a": {"b": np.ones(3, np.int32)}}, step=2)
     with pytest.raises(CheckpointError, match=r"gs://b/x: writing to a bucket is not supported"):
         save_checkpoint("gs://b/x", {"a": np.ones(3, np.float32)}, step=2)
@@ -141,9 +139,7 @@ def test_what_is_not_written(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    ("seconds", "progress", "is_shown"), [(-1, True, True), (60, True, False), (-1, False, False)]
-)
+@pytest.mark.parametrize(("seconds", "progress", "is_shown"), [(-1, True, True), (60, True, False), (-1, False, False)])
 def test_progress_goes_to_stderr(tmp_path, monkeypatch, capsys, seconds, progress, is_shown):
     monkeypatch.setattr(t5x_arrays, "_SECONDS_WITHOUT_BAR", seconds)
     save_checkpoint(tmp_path, unflatten(draft()), step=4, progress=progress)

@@ -9,14 +9,15 @@ import pytest
 import tiny
 
 from specdec_jax import decoding, verification
-from specdec_jax.decoding import FinishReason, autoregressive_decode, speculative_decode
+from specdec_jax.decoding import autoregressive_decode, speculative_decode
 from specdec_jax.drafters.model import ModelDrafter
+from specdec_jax.results import FinishReason
 from specdec_jax.sampling import PointMass, make_sampling
 from specdec_jax.types import Inputs
 from specdec_jax.verification import Proposal
 
 VOCAB = 20
-TARGET = tiny.model(vocab=VOCAB, emb=16, layers=2)
+TARGET = tiny.model(vocab=VOCAB, emb=16)
 DRAFT = tiny.model(vocab=VOCAB)
 
 
@@ -40,7 +41,9 @@ def plain(batch, *, temperature=0.0, max_length=20, eos_ids=(1,), x=None, seeds=
     )
 
 
-def speculative(batch, *, gamma, drafter="near", temperature=0.0, max_length=20, eos_ids=(1,), x=None, seeds=None, **kw):
+def speculative(
+    batch, *, gamma, drafter="near", temperature=0.0, max_length=20, eos_ids=(1,), x=None, seeds=None, **kw
+):
     model, tree = {
         "near": (ModelDrafter(TARGET), tiny.nudged(target_params(), 0.05)),
         "same": (ModelDrafter(TARGET), target_params()),
@@ -110,7 +113,15 @@ def consistent(result):
 
 @pytest.mark.parametrize(
     ("gamma", "batch", "drafter"),
-    [(1, 1, "near"), (2, 3, "other"), (3, 5, "near"), (4, 1, "wrong"), (5, 2, "scripted"), (7, 4, "same"), (10, 3, "near")],
+    [
+        (1, 1, "near"),
+        (2, 3, "other"),
+        (3, 5, "near"),
+        (4, 1, "wrong"),
+        (5, 2, "scripted"),
+        (7, 4, "same"),
+        (10, 3, "near"),
+    ],
 )
 def test_greedy_equals_plain_decoding(gamma, batch, drafter):
     result = speculative(batch, gamma=gamma, drafter=drafter)
@@ -140,7 +151,7 @@ def test_plain_greedy_is_the_argmax_of_teacher_forcing():
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.3, 1.0, 2.0])
-@pytest.mark.parametrize("gamma", [1, 2, 5])
+@pytest.mark.parametrize("gamma", [1, 5])
 def test_a_draft_equal_to_the_target_is_always_accepted(gamma, temperature):
     kw = {} if temperature == 0 else {"top_k": 9, "top_p": 0.95}
     result = speculative(3, gamma=gamma, drafter="same", temperature=temperature, eos_ids=(), **kw)
@@ -177,8 +188,10 @@ def test_several_eos_ids():
     assert int(speculative(1, gamma=3, eos_ids=ids).lengths[0]) == expected
 
 
-@pytest.mark.parametrize("max_length", [1, 2, 3, 4, 5, 6])
-@pytest.mark.parametrize("drafter", ["same", "wrong"])
+@pytest.mark.parametrize(
+    ("max_length", "drafter"),
+    [(1, "same"), (2, "same"), (4, "same"), (5, "same"), (6, "same"), (1, "wrong"), (5, "wrong")],
+)
 def test_never_longer_than_max_length(max_length, drafter):
     gamma = 4  # max_length 1, 2, gamma, gamma + 1, gamma + 2
     result = speculative(2, gamma=gamma, drafter=drafter, max_length=max_length, eos_ids=())
@@ -240,9 +253,16 @@ def test_greedy_ignores_seeds():
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_start_token_other_than_padding(temperature):
-    target = tiny.model(vocab=VOCAB, emb=16, layers=2, start_id=7)
-    args = {"max_length": 12, "sampling": make_sampling(2, temperature=temperature), "seeds": jnp.arange(2), "eos_ids": ()}
-    result = speculative_decode(target, target_params(), ModelDrafter(target), target_params(), inputs(2), gamma=3, **args)
+    target = tiny.model(vocab=VOCAB, emb=16, start_id=7)
+    args = {
+        "max_length": 12,
+        "sampling": make_sampling(2, temperature=temperature),
+        "seeds": jnp.arange(2),
+        "eos_ids": (),
+    }
+    result = speculative_decode(
+        target, target_params(), ModelDrafter(target), target_params(), inputs(2), gamma=3, **args
+    )
     assert result.num_target_calls.tolist() == [3, 3]
     if temperature == 0:
         same_tokens(result, autoregressive_decode(target, target_params(), inputs(2), **args))
@@ -289,7 +309,12 @@ class NaNModel:
 def test_nan_logits_end_the_row_or_only_its_guesses(where, temperature):
     x = Inputs(jnp.asarray([[13, 2, 3], [4, 5, 6]]))
     broken = NaNModel(TARGET, 5)
-    args = {"max_length": 12, "sampling": make_sampling(2, temperature=temperature), "seeds": jnp.arange(2), "eos_ids": ()}
+    args = {
+        "max_length": 12,
+        "sampling": make_sampling(2, temperature=temperature),
+        "seeds": jnp.arange(2),
+        "eos_ids": (),
+    }
 
     def run(target, draft):
         return speculative_decode(target, target_params(), ModelDrafter(draft), target_params(), x, gamma=3, **args)
@@ -429,7 +454,7 @@ def count_calls(jaxpr, marker, times=1):
     return total
 
 
-@pytest.mark.parametrize("gamma", [1, 2, 5])
+@pytest.mark.parametrize("gamma", [1, 4])
 def test_a_step_is_gamma_draft_calls_and_one_target_call(gamma):
     @dataclasses.dataclass(frozen=True)
     class Marked:
@@ -464,7 +489,7 @@ def test_a_step_is_gamma_draft_calls_and_one_target_call(gamma):
             sampling=sampling,
             draft_sampling=sampling,
             seeds=jnp.arange(2, dtype=jnp.int32),
-            eos_ids=(1,),
+            eos_ids=jnp.asarray([1], jnp.int32),
             rule=verification.token,
             lenience=1.0,
         )
@@ -488,7 +513,7 @@ def test_no_host_round_trip(temperature):
         sampling=sampling,
         draft_sampling=sampling,
         seeds=jnp.arange(2, dtype=jnp.int32),
-        eos_ids=(1,),
+        eos_ids=jnp.asarray([1], jnp.int32),
         rule=verification.token,
         lenience=1.0,
     ).as_text()

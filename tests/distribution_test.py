@@ -122,9 +122,7 @@ def test_sequences_have_the_target_law(gamma, draft, filters, record_property):
 
 def test_plain_sequences_have_the_target_law():
     def decode(x, sampling, seeds):
-        return autoregressive_decode(
-            TARGET, params(), x, max_length=LENGTH, sampling=sampling, seeds=seeds
-        )
+        return autoregressive_decode(TARGET, params(), x, max_length=LENGTH, sampling=sampling, seeds=seeds)
 
     assert min(p_values(decode, settings(top_p=0.8), calls=5)) > 1e-3
 
@@ -187,7 +185,9 @@ class ArgmaxWithSoftmax:
 
 
 @pytest.mark.parametrize(
-    "rule", [always_accept, extra_from_p, softmaxed_residual, reused_r, dropped_for_low_q], ids=lambda rule: rule.__name__
+    "rule",
+    [always_accept, extra_from_p, softmaxed_residual, reused_r, dropped_for_low_q],
+    ids=lambda rule: rule.__name__,
 )
 def test_a_wrong_rule_is_rejected(rule):
     assert max(p_values(speculative(2, "other", rule), settings(), calls=5)) < 1e-6

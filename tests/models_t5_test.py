@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 from typing import NamedTuple
 
 import jax
@@ -284,16 +285,28 @@ def test_sizes_have_to_be_positive(field, value):
     one_line(error)
 
 
-def test_unknown_activations_are_named_with_the_known_ones():
-    message = r"T5Config\.mlp_activations names 'swish'; .*'gelu', 'linear', 'relu'"
-    with pytest.raises(ValueError, match=message) as error:
-        T5Config(**TINY, mlp_activations=("swish", "linear"))
+@pytest.mark.parametrize("activations", [("swish", "linear"), ()])
+def test_unknown_activations_are_named_with_the_known_ones(activations):
+    message = f"T5Config.mlp_activations is {activations}; known activations are ['gelu', 'linear', 'relu']"
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
+        T5Config(**TINY, mlp_activations=activations)
     one_line(error)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float16, "float16"])
-def test_float16_is_refused(dtype):
-    with pytest.raises(ValueError, match=r"T5Config\.dtype is float16.*bfloat16 or float32") as error:
+@pytest.mark.parametrize(("num_buckets", "max_distance"), [(3, 128), (32, 16), (256, 128)])
+def test_relative_buckets_need_room(num_buckets, max_distance):
+    message = rf"T5Config\.relpos_num_buckets is {num_buckets}; .* relpos_max_distance, which is {max_distance}\."
+    with pytest.raises(ValueError, match=message) as error:
+        T5Config(**TINY, relpos_num_buckets=num_buckets, relpos_max_distance=max_distance)
+    one_line(error)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, "float16", jnp.int32])
+def test_dtypes_that_t5_cannot_run_in_are_refused(dtype):
+    # In float16, feed-forward outputs of the published models overflow.
+    with pytest.raises(
+        ValueError, match=rf"T5Config\.dtype is {jnp.dtype(dtype).name}; use bfloat16 or float32"
+    ) as error:
         T5Config(**TINY, dtype=dtype)
     one_line(error)
 

@@ -53,10 +53,7 @@ _ONE_SHAPE = batches.Mixture(
 
 
 def test_restore_input_has_neither_case_nor_punctuation():
-    assert (
-        text.strip_punctuation("Don't panic -- it's (only) GNU/Linux, v2.0!")
-        == "dont panic its only gnu linux v2 0"
-    )
+    assert text.strip_punctuation("Don't panic -- it's (only) GNU/Linux, v2.0!") == "dont panic its only gnu linux v2 0"
     assert text.strip_punctuation("Caf\u00e9\u2019s") == "caf\u00e9s"
     assert text.restore_pair("12.5 %, --") is None
     assert text.restore_pair("A b.") == text.Pair("restore: a b", "A b.")
@@ -146,13 +143,9 @@ def test_fold_and_unfold_are_inverse_and_rescale_only_embedding_and_queries():
     raw = parametrization.initial_raw(_MODEL, 0)
     assert jax.tree.map(jnp.shape, raw) == jax.tree.map(lambda leaf: leaf.shape, _MODEL.param_shapes())
     plain = parametrization.fold(raw, _MODEL)
-    for ours, back in zip(
-        jax.tree.leaves(raw), jax.tree.leaves(parametrization.unfold(plain, _MODEL)), strict=True
-    ):
+    for ours, back in zip(jax.tree.leaves(raw), jax.tree.leaves(parametrization.unfold(plain, _MODEL)), strict=True):
         np.testing.assert_allclose(ours, back, rtol=1e-6)
-    np.testing.assert_allclose(
-        plain["token_embedder"]["embedding"], raw["token_embedder"]["embedding"] * 4, rtol=1e-6
-    )
+    np.testing.assert_allclose(plain["token_embedder"]["embedding"], raw["token_embedder"]["embedding"] * 4, rtol=1e-6)
     changed = [
         jax.tree_util.keystr(path)
         for path, same in jax.tree_util.tree_leaves_with_path(
@@ -169,18 +162,13 @@ def test_cross_entropy_and_divergence_by_hand():
     even = jnp.zeros((1, 1, 4))
     np.testing.assert_allclose(losses.divergences(logits, even), [[np.log(4) - 1.75 * np.log(2)]], rtol=1e-5)
     np.testing.assert_allclose(losses.divergences(logits, logits + 3.0), [[0.0]], atol=1e-6)
-    sums = losses.totals(
-        logits, jnp.array([[1]]), even, divergence_weight=1.0, label_smoothing=0.0, with_matches=True
-    )
+    sums = losses.totals(logits, jnp.array([[1]]), even, divergence_weight=1.0, label_smoothing=0.0, with_matches=True)
     np.testing.assert_allclose([sums.overlap, sums.agreement, sums.correct, sums.tokens], [0.75, 1, 0, 1])
 
 
 def test_learning_rate_warms_up_by_steps_and_decays_by_fraction():
     settings = step.Optimization(peak_learning_rate=1.0, warmup_steps=10)
-    rates = [
-        step.learning_rate(jnp.int32(s), jnp.float32(f), settings)
-        for s, f in ((0, 0), (9, 0), (50, 0.5), (9, 1))
-    ]
+    rates = [step.learning_rate(jnp.int32(s), jnp.float32(f), settings) for s, f in ((0, 0), (9, 0), (50, 0.5), (9, 1))]
     np.testing.assert_allclose(rates, [0.1, 1.0, 0.55, 0.1], rtol=1e-6)
 
 

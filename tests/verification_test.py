@@ -103,7 +103,9 @@ def block_law(p, q, num_guesses, vocab, gamma):
         weight = np.prod([q[i][g] for i, g in enumerate(guesses)])
         if weight == 0:
             continue
-        proposal = Proposal(jnp.asarray([guesses], jnp.int32), jnp.asarray(q)[None], jnp.asarray([num_guesses], jnp.int32))
+        proposal = Proposal(
+            jnp.asarray([guesses], jnp.int32), jnp.asarray(q)[None], jnp.asarray([num_guesses], jnp.int32)
+        )
         reach = 1.0
         for n in range(num_guesses + 1):
             accept = 0.0

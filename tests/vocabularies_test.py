@@ -6,8 +6,7 @@ from specdec_jax import vocabularies
 
 _SYLLABLES = "the do gs qui ck bro wn fox jum ped ov er la zy über Zäu ne mit".split()
 _SENTENCES = [
-    " ".join(_SYLLABLES[i * k % 17] + _SYLLABLES[(i + k) % 17] for k in range(1, 9)) + f", {i * 7}."
-    for i in range(300)
+    " ".join(_SYLLABLES[i * k % 17] + _SYLLABLES[(i + k) % 17] for k in range(1, 9)) + f", {i * 7}." for i in range(300)
 ]
 
 

@@ -62,9 +62,7 @@ def load_params(
         if expected is not None:
             found = [t5x_tree.plain_shapes(name, shape) for name, shape in stored_shapes.items()]
             shapes = {name: tuple(leaf.shape) for name, leaf in t5x_tree.flatten(expected).items()}
-            t5x_tree.check_expected(
-                {name: s for plain in found for name, s in plain.items()}, shapes, index.path
-            )
+            t5x_tree.check_expected({name: s for plain in found for name, s in plain.items()}, shapes, index.path)
         t5x_arrays.check_chunks(arrays)
 
         leaves: dict[str, np.ndarray] = {}
@@ -80,9 +78,7 @@ def load_params(
     return t5x_tree.unflatten(leaves)
 
 
-def save_checkpoint(
-    directory: str | os.PathLike[str], params: Params, *, step: int, progress: bool = True
-) -> str:
+def save_checkpoint(directory: str | os.PathLike[str], params: Params, *, step: int, progress: bool = True) -> str:
     """Writes parameters in T5X's native format, as T5X's Checkpointer writes an inference state.
 
     The index has no `param_states`: there is no optimizer. The checkpoint gets its name only once complete.
@@ -102,9 +98,7 @@ def save_checkpoint(
     """
     place = parse_path(directory)
     if place.bucket is not None:
-        raise CheckpointError(
-            f"{place}: writing to a bucket is not supported; write to a local directory and copy it."
-        )
+        raise CheckpointError(f"{place}: writing to a bucket is not supported; write to a local directory and copy it.")
     if step < 0:
         raise ValueError(f"step is {step}; it must be 0 or more.")
     final = str(place / f"checkpoint_{step}")
@@ -113,9 +107,7 @@ def save_checkpoint(
     leaves = t5x_tree.flatten(params)
     for name, leaf in leaves.items():
         if leaf.dtype not in (jnp.float32, jnp.bfloat16):
-            raise CheckpointError(
-                f"{final}: parameter {name} is {leaf.dtype}; only float32 and bfloat16 are written."
-            )
+            raise CheckpointError(f"{final}: parameter {name} is {leaf.dtype}; only float32 and bfloat16 are written.")
 
     temporary = f"{final}.tmp-{secrets.token_hex(4)}"
     os.makedirs(temporary)

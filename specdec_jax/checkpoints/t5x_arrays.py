@@ -77,9 +77,7 @@ def _check_metadata(name: str, stored: Stored, future: Any) -> StoredArray:
         store = _opened(future, where, stored.source["kvstore"]["driver"])
         array = StoredArray(name, stored.file, store, tuple(store.shape), store.dtype.numpy_dtype)
     if stored.shape is not None and stored.shape != array.shape:
-        raise CheckpointError(
-            f"{where} has shape {list(array.shape)}, where the index says {list(stored.shape)}."
-        )
+        raise CheckpointError(f"{where} has shape {list(array.shape)}, where the index says {list(stored.shape)}.")
     refuse_uint16(where, array.dtype.name)
     if array.dtype.name not in ("float32", "bfloat16", "float16", "float64"):
         raise CheckpointError(f"{where} is {array.dtype.name}, which is no floating-point type.")
@@ -92,9 +90,7 @@ def _opened(future: Any, where: str, driver: str) -> ts.TensorStore:
     except ValueError as error:
         if not str(error).startswith("NOT_FOUND"):
             raise CheckpointError(f"{where}: the array cannot be opened: {first_line(error)}.") from error
-        place = (
-            "the OCDBT store" if driver == "ocdbt" else "the checkpoint (no such directory, or no .zarray)"
-        )
+        place = "the OCDBT store" if driver == "ocdbt" else "the checkpoint (no such directory, or no .zarray)"
         raise CheckpointError(f"{where}: the array is missing from {place}.") from error
 
 
@@ -120,9 +116,7 @@ def check_chunks(arrays: list[StoredArray]) -> None:
             raise CheckpointError(f"{where}: its chunks cannot be listed: {first_line(error)}.") from error
         if missing:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-            raise CheckpointError(
-                f"{where}: chunk {missing[0]}{more} is missing; the checkpoint is incomplete."
-            )
+            raise CheckpointError(f"{where}: chunk {missing[0]}{more} is missing; the checkpoint is incomplete.")
 
 
 def _missing_chunks(store: ts.TensorStore) -> list[str]:
@@ -182,8 +176,7 @@ def _chunks(shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> Iterator[tu
     starts = (range(0, size, chunk) for size, chunk in zip(shape, chunk_shape, strict=True))
     for place in itertools.product(*starts):
         yield tuple(
-            slice(start, min(start + chunk, size))
-            for start, chunk, size in zip(place, chunk_shape, shape, strict=True)
+            slice(start, min(start + chunk, size)) for start, chunk, size in zip(place, chunk_shape, shape, strict=True)
         )
 
 

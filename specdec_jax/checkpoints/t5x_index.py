@@ -108,10 +108,7 @@ def list_steps(directory: str | os.PathLike[str]) -> list[int]:
             raise CheckpointError(f"{place}: no such directory ({error.strerror}).") from error
     else:
         with _readable(place):
-            names = [
-                key.decode().split("/")[0]
-                for key in ts.KvStore.open(place.kvstore()).result().list().result()
-            ]
+            names = [key.decode().split("/")[0] for key in ts.KvStore.open(place.kvstore()).result().list().result()]
     steps = (re.fullmatch(r"checkpoint_(\d+)", name) for name in set(names))
     return sorted(int(step[1]) for step in steps if step)
 
@@ -151,11 +148,7 @@ def _find_index(path: str | os.PathLike[str]) -> tuple[Directory, str, io.Buffer
     """The directory, the index file's name in it, and that file, open."""
     place = parse_path(path)
     names = _INDEX_FILES
-    is_file = (
-        os.path.isfile(place.path)
-        if place.bucket is None
-        else place.path.endswith(("/checkpoint", "_METADATA"))
-    )
+    is_file = os.path.isfile(place.path) if place.bucket is None else place.path.endswith(("/checkpoint", "_METADATA"))
     if is_file:
         names, place = (posixpath.basename(place.path),), place._replace(path=posixpath.dirname(place.path))
     elif place.bucket is None and not os.path.isdir(place.path):
@@ -202,17 +195,11 @@ def _msgpack(tree: Mapping[str, Any], directory: Directory, index_path: str) -> 
     """The parameters of a msgpack index: T5X's native one, or older Orbax's."""
     version = tree.get("version", 3)
     if version not in (2, 3):
-        raise CheckpointError(
-            f"{index_path}: the index has version {version}; only versions 2 and 3 are known."
-        )
+        raise CheckpointError(f"{index_path}: the index has version {version}; only versions 2 and 3 are known.")
     roots = (tree, tree.get("optimizer"), tree.get("_optimizer"))
-    targets = [
-        root["target"] for root in roots if isinstance(root, dict) and isinstance(root.get("target"), dict)
-    ]
+    targets = [root["target"] for root in roots if isinstance(root, dict) and isinstance(root.get("target"), dict)]
     if not targets:
-        raise CheckpointError(
-            f"{index_path}: the index has no 'target' among its keys {sorted(map(str, tree))}."
-        )
+        raise CheckpointError(f"{index_path}: the index has no 'target' among its keys {sorted(map(str, tree))}.")
     is_ocdbt = _is_ocdbt(directory)
     parameters = {}
     for name, leaf in _flatten(targets[0]):

@@ -3,6 +3,9 @@
 Parameter names and shapes are t5x's, so that its checkpoints fit without renaming or transposing.
 """
 
+import functools
+import itertools
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,18 +24,32 @@ ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+TRANSPOSED = "transposed_kernel"
+"""Name under which a kernel is stored as [out, in]; see `Dense`."""
+
+
 class Dense(nn.Module):
-    """A linear map without bias; the kernel is [in, out] whatever its heads."""
+    """A linear map without bias; the kernel is [in, out] whatever its heads.
+
+    For decoding on a CPU the weights can be given as [out, in] instead (`T5.prepare`). A few rows then cost little
+    more than one: XLA's product of such a kernel with a few rows reads it once, where the plain one packs it anew in
+    every call. The barrier keeps XLA from turning the product back into the plain one.
+    """
 
     features: int
     dtype: Any
 
     @nn.compact
     def __call__(self, x: Float[Array, "*lead in_dim"]) -> Float[Array, "*lead out_dim"]:
-        init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
-        kernel = self.param("kernel", init, (x.shape[-1], self.features), jnp.float32)
         rows = x.astype(self.dtype).reshape(-1, x.shape[-1])  # two axes: the gradient's products are faster so
-        return jnp.dot(rows, kernel.astype(self.dtype)).reshape(*x.shape[:-1], self.features)
+        if self.has_variable("params", TRANSPOSED):
+            kernel = self.get_variable("params", TRANSPOSED).astype(self.dtype)
+            product = jax.lax.optimization_barrier(jnp.einsum("oi,ri->or", kernel, rows)).T
+        else:
+            init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
+            kernel = self.param("kernel", init, (x.shape[-1], self.features), jnp.float32)
+            product = jnp.dot(rows, kernel.astype(self.dtype))
+        return product.reshape(*x.shape[:-1], self.features)
 
 
 class RMSNorm(nn.Module):
@@ -57,12 +74,12 @@ class Mlp(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "*lead emb"]) -> Float[Array, "*lead emb"]:
-        hidden = None
-        for i, activation in enumerate(self.activations):
-            name = "wi" if len(self.activations) == 1 else f"wi_{i}"
-            y = ACTIVATIONS[activation](Dense(self.mlp_dim, self.dtype, name=name)(x))
-            hidden = y if hidden is None else hidden * y
-        return Dense(x.shape[-1], self.dtype, name="wo")(hidden)
+        gated = len(self.activations) > 1
+        factors = [
+            ACTIVATIONS[activation](Dense(self.mlp_dim, self.dtype, name=f"wi_{i}" if gated else "wi")(x))
+            for i, activation in enumerate(self.activations)
+        ]
+        return Dense(x.shape[-1], self.dtype, name="wo")(functools.reduce(operator.mul, factors))
 
 
 class Segment(NamedTuple):
@@ -103,18 +120,14 @@ class Attention(nn.Module):
         query = self._heads_first(self.query(x))
         logits = [jnp.einsum("bhkd,bhtd->bhkt", query, s.keys).astype(jnp.float32) + s.bias for s in segments]
         weights = jax.nn.softmax(jnp.concatenate(logits, axis=-1)).astype(self.dtype)
-        y, start = 0.0, 0
-        for s in segments:
-            end = start + s.keys.shape[2]
-            y = y + jnp.einsum("bhkt,bhtd->bhkd", weights[..., start:end], s.values)
-            start = end
-        y = y.swapaxes(1, 2)
+        borders = itertools.accumulate(s.keys.shape[2] for s in segments)
+        shares = jnp.split(weights, list(borders)[:-1], axis=-1)
+        parts = [jnp.einsum("bhkt,bhtd->bhkd", w, s.values) for w, s in zip(shares, segments, strict=True)]
+        y = functools.reduce(operator.add, parts).swapaxes(1, 2)
         return self.out(y.reshape(*y.shape[:2], -1))
 
 
-def relative_bucket(
-    distances: np.ndarray, *, bidirectional: bool, num_buckets: int, max_distance: int
-) -> np.ndarray:
+def relative_bucket(distances: np.ndarray, *, bidirectional: bool, num_buckets: int, max_distance: int) -> np.ndarray:
     """T5's bucket of each distance, which is key position - query position; constants, so NumPy.
 
     Half of the buckets are exact small distances, the other half grow logarithmically up to max_distance. In the

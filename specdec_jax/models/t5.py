@@ -14,92 +14,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int32
 
-from specdec_jax.models.layers import ACTIVATIONS, MASKED, Attention, Dense, Mlp, RelativeBias, RMSNorm, Segment
+from specdec_jax.models.layers import (
+    MASKED,
+    TRANSPOSED,
+    Attention,
+    Dense,
+    Mlp,
+    RelativeBias,
+    RMSNorm,
+    Segment,
+)
+from specdec_jax.models.t5_config import T5Config
 from specdec_jax.types import Inputs, Params
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class T5Config:
-    """Sizes of a T5; every field but `dtype` can be read off a checkpoint (`from_params`).
-
-    Attributes:
-      vocab_size: rows of the embedding, padded ids included.
-      emb_dim: width of the residual stream.
-      num_heads: attention heads.
-      head_dim: width of one head.
-      mlp_dim: width of the feed-forward block.
-      num_encoder_layers: layers of the encoder.
-      num_decoder_layers: layers of the decoder.
-      mlp_activations: ("gelu", "linear") for T5 1.1, mT5 and ByT5; ("relu",) for T5 1.0.
-      logits_via_embedding: logits from the embedding, divided by sqrt(emb_dim) (T5 1.0).
-      relpos_num_buckets: buckets of the relative position bias.
-      relpos_max_distance: distance from which on all positions share a bucket.
-      relpos_per_layer: every layer has a bias of its own (t5x's scalable_t5).
-      start_id: the decoder's start token.
-      dtype: of activations and caches; logits are float32 always.
-    """
-
-    vocab_size: int
-    emb_dim: int
-    num_heads: int
-    head_dim: int
-    mlp_dim: int
-    num_encoder_layers: int
-    num_decoder_layers: int
-    mlp_activations: tuple[str, ...] = ("gelu", "linear")
-    logits_via_embedding: bool = False
-    relpos_num_buckets: int = 32
-    relpos_max_distance: int = 128
-    relpos_per_layer: bool = False
-    start_id: int = 0
-    dtype: Any = jnp.float32
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))
-        object.__setattr__(self, "dtype", jnp.dtype(self.dtype))
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.type is int and value < (0 if field.name == "start_id" else 1):
-                raise ValueError(f"T5Config.{field.name} is {value}; it must be a positive integer.")
-        for name in self.mlp_activations:
-            if name not in ACTIVATIONS:
-                raise ValueError(
-                    f"T5Config.mlp_activations names {name!r}; known activations are {sorted(ACTIVATIONS)}."
-                )
-        if self.dtype == jnp.float16:
-            raise ValueError(
-                "T5Config.dtype is float16, in which T5's feed-forward outputs overflow; use bfloat16 or float32."
-            )
-
-    @classmethod
-    def from_params(cls, params: Mapping[str, Any], *, dtype: Any = jnp.float32) -> "T5Config":
-        """Reads the sizes off a parameter tree (arrays or ShapeDtypeStructs).
-
-        Raises:
-          ValueError: the tree is not a T5's.
-        """
-        try:
-            decoder, layer = params["decoder"], params["decoder"]["layers_0"]
-            per_layer = "relpos_bias" in layer
-            bias = (layer if per_layer else decoder)["relpos_bias"]["rel_embedding"]
-            vocab_size, emb_dim = params["token_embedder"]["embedding"].shape
-            gated = "wi_0" in layer["mlp"]
-            return cls(
-                vocab_size=vocab_size,
-                emb_dim=emb_dim,
-                num_heads=bias.shape[0],
-                head_dim=layer["self_attention"]["query"]["kernel"].shape[1] // bias.shape[0],
-                mlp_dim=layer["mlp"]["wo"]["kernel"].shape[0],
-                num_encoder_layers=sum(name.startswith("layers_") for name in params["encoder"]),
-                num_decoder_layers=sum(name.startswith("layers_") for name in decoder),
-                mlp_activations=("gelu", "linear") if gated else ("relu",),
-                logits_via_embedding="logits_dense" not in decoder,
-                relpos_num_buckets=bias.shape[1],
-                relpos_per_layer=per_layer,
-                dtype=dtype,
-            )
-        except KeyError as error:
-            raise ValueError(f"These are not a T5's parameters: {error} is missing.") from error
 
 
 class T5Cache(NamedTuple):
@@ -359,6 +285,9 @@ class T5:
         """The Flax module."""
         return T5Module(self.config)
 
+    def _apply(self, params: Params, *args: Any, method: str = "__call__") -> Any:
+        return self.module.apply({"params": params}, *args, method=method)
+
     @property
     def vocab_size(self) -> int:
         """Width of the logits, padded ids included."""
@@ -373,15 +302,33 @@ class T5:
         """The parameter tree as ShapeDtypeStructs."""
         return jax.eval_shape(self.init, jax.random.key(0))
 
+    def prepare(self, params: Params) -> Params:
+        """Puts weights on the device in the form that decodes fastest there; any method takes either form.
+
+        On a CPU kernels are stored transposed (see `layers.Dense`), under another name so that the two forms cannot be
+        mistaken for each other. Elsewhere they stay as they are.
+        """
+        if jax.default_backend() != "cpu":
+            return jax.device_put(params)
+
+        def transpose(tree: Params) -> Params:
+            if not isinstance(tree, Mapping):
+                return jnp.asarray(tree)
+            if set(tree) == {"kernel"}:
+                return {TRANSPOSED: jnp.asarray(np.asarray(tree["kernel"]).T.copy())}
+            return {name: transpose(subtree) for name, subtree in tree.items()}
+
+        return transpose(params)
+
     def encode(self, params: Params, encoder_tokens: Int32[Array, "batch length"]) -> Float[Array, "batch length emb"]:
         """The encoder's output."""
-        return self.module.apply({"params": params}, encoder_tokens, method="encode")  # pyright: ignore[reportReturnType]
+        return self._apply(params, encoder_tokens, method="encode")
 
     def forward(
         self, params: Params, encoder_tokens: Int32[Array, "batch length"], decoder_tokens: Int32[Array, "batch k"]
     ) -> Float32[Array, "batch k vocab"]:
         """Teacher-forced logits; decoder_tokens start with the start token."""
-        return self.module.apply({"params": params}, encoder_tokens, decoder_tokens)  # pyright: ignore[reportReturnType]
+        return self._apply(params, encoder_tokens, decoder_tokens)
 
     def prefill(
         self, params: Params, inputs: Inputs, cache_length: int
@@ -390,10 +337,10 @@ class T5:
         if inputs.encoder_tokens is None:
             raise ValueError("Inputs.encoder_tokens is None; a T5 needs an encoder input.")
         batch = inputs.encoder_tokens.shape[0]
-        cache = self.module.apply({"params": params}, inputs.encoder_tokens, cache_length, method="start")
+        cache = self._apply(params, inputs.encoder_tokens, cache_length, method="start")
         prompt = jnp.full((batch, 1), self.config.start_id, jnp.int32)
         if inputs.prefix is None:
-            return cache, prompt, jnp.zeros((batch,), jnp.int32)  # pyright: ignore[reportReturnType]
+            return cache, prompt, jnp.zeros((batch,), jnp.int32)
         prompt = jnp.concatenate([prompt, inputs.prefix], axis=1)
         _, cache = self.extend(params, cache, prompt, jnp.zeros((1,), jnp.int32))
         return cache, prompt, jnp.sum(inputs.prefix > 0, axis=1, dtype=jnp.int32)
@@ -402,4 +349,4 @@ class T5:
         self, params: Params, cache: T5Cache, tokens: Int32[Array, "batch k"], positions: Int32[Array, " rows"]
     ) -> tuple[Float32[Array, "batch k vocab"], T5Cache]:
         """See `Decoder.extend`."""
-        return self.module.apply({"params": params}, cache, tokens, positions, method="extend")  # pyright: ignore[reportReturnType]
+        return self._apply(params, cache, tokens, positions, method="extend")

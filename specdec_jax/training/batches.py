@@ -61,11 +61,7 @@ class Mixture:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if (
-            not self.rates
-            or min(rate for _, rate in self.rates) < 0
-            or sum(rate for _, rate in self.rates) <= 0
-        ):
+        if not self.rates or min(rate for _, rate in self.rates) < 0 or sum(rate for _, rate in self.rates) <= 0:
             raise ValueError(f"Mixture.rates is {self.rates}: give rates of 0 or more, at least one above 0")
         if self.max_source < 16 or self.max_target < 8:
             sizes = f"max_source={self.max_source}, max_target={self.max_target}"
@@ -106,9 +102,7 @@ def batches(tasks: Mapping[TaskName, Examples], mixture: Mixture, *, start_step:
     chosen = [(name, rate) for name, rate in mixture.rates if rate > 0]
     for name, _ in chosen:
         if name not in tasks:
-            raise ValueError(
-                f"the mixture names task {name!r}, but only {sorted(tasks)} have examples: give its file"
-            )
+            raise ValueError(f"the mixture names task {name!r}, but only {sorted(tasks)} have examples: give its file")
     examples = [tasks[name] for name, _ in chosen]
     everything = concatenate(examples)
     sizes = [part.size for part in examples]
@@ -123,9 +117,7 @@ def batches(tasks: Mapping[TaskName, Examples], mixture: Mixture, *, start_step:
         to_skip = max(0, to_skip - len(order))
 
 
-def into_buckets(
-    examples: Examples, rows: Int64[np.ndarray, " rows"], buckets: tuple[Bucket, ...]
-) -> list[Selection]:
+def into_buckets(examples: Examples, rows: Int64[np.ndarray, " rows"], buckets: tuple[Bucket, ...]) -> list[Selection]:
     """Sorts examples into batches, each into the smallest shape it fits.
 
     What is left of a bucket after its full batches joins a larger one, so that at most the last batch of all
@@ -174,9 +166,7 @@ def gather(examples: Examples, selection: Selection) -> Batch:
     )
 
 
-def _block_rows(
-    block: int, sizes: list[int], rates: list[float], mixture: Mixture
-) -> Int64[np.ndarray, " rows"]:
+def _block_rows(block: int, sizes: list[int], rates: list[float], mixture: Mixture) -> Int64[np.ndarray, " rows"]:
     """The examples of one block, in random order."""
     parts = []
     first_row = 0
@@ -184,9 +174,7 @@ def _block_rows(
         count = max(1, round(mixture.block_examples * rate / sum(rates)))
         place = np.arange(block * count, (block + 1) * count)
         epochs = range(int(place[0]) // size, int(place[-1]) // size + 1)
-        streams = [
-            np.random.default_rng((mixture.seed, 2, task, epoch)).permutation(size) for epoch in epochs
-        ]
+        streams = [np.random.default_rng((mixture.seed, 2, task, epoch)).permutation(size) for epoch in epochs]
         parts.append(first_row + np.concatenate(streams)[place - epochs[0] * size])
         first_row += size
     return np.random.default_rng((mixture.seed, 3, block)).permutation(np.concatenate(parts))

@@ -31,9 +31,7 @@ class Ragged(NamedTuple):
         place = np.arange(length)
         inside = place < lengths[:, None]
         assert lengths.max(initial=0) <= length
-        return np.where(inside, self.ids[np.where(inside, self.starts[rows][:, None] + place, 0)], 0).astype(
-            np.int32
-        )
+        return np.where(inside, self.ids[np.where(inside, self.starts[rows][:, None] + place, 0)], 0).astype(np.int32)
 
 
 class Examples(NamedTuple):
@@ -82,7 +80,7 @@ def tokenize(pairs: Sequence[Pair], vocabulary: Vocabulary, *, max_source: int, 
     targets = vocabulary.encode_batch([pair.target for pair in pairs])
     kept = [i for i, target in enumerate(targets) if 0 < len(target) < max_target]
     return Examples(
-        ragged([sources[i][: max_source - 1] + [EOS_ID] for i in kept]),
+        ragged([[*sources[i][: max_source - 1], EOS_ID] for i in kept]),
         ragged([targets[i] + [EOS_ID] for i in kept]),
     )
 
@@ -118,9 +116,7 @@ def tokenize_cached(
         path = pathlib.Path(cache_dir) / f"tokens_{name}_{digest.hexdigest()[:16]}.npz"
         if path.exists():
             with np.load(path) as stored:
-                arrays = [
-                    stored[key] for key in ("source_ids", "source_starts", "target_ids", "target_starts")
-                ]
+                arrays = [stored[key] for key in ("source_ids", "source_starts", "target_ids", "target_starts")]
             examples = Examples(Ragged(arrays[0], arrays[1]), Ragged(arrays[2], arrays[3]))
         else:
             Console(stderr=True).print(f"tokenizing {len(pairs)} examples of {name}")
@@ -135,9 +131,7 @@ def tokenize_cached(
             )
             unfinished.replace(path)
         if examples.size == 0:
-            raise ValueError(
-                f"task {name!r} has no target of at most max_target={max_target} tokens: raise max_target"
-            )
+            raise ValueError(f"task {name!r} has no target of at most max_target={max_target} tokens: raise max_target")
         tokenized[name] = examples
     return tokenized
 

@@ -61,9 +61,7 @@ class Schedule:
     def __post_init__(self) -> None:
         given = [value for value in (self.steps, self.minutes) if value is not None]
         if len(given) != 1 or given[0] <= 0:
-            raise ValueError(
-                f"Schedule has steps={self.steps}, minutes={self.minutes}: give one of them, above 0"
-            )
+            raise ValueError(f"Schedule has steps={self.steps}, minutes={self.minutes}: give one of them, above 0")
         if min(self.log_every, self.validate_every, self.validation_examples) < 1:
             raise ValueError("Schedule.log_every, validate_every and validation_examples must be at least 1")
 
@@ -137,9 +135,7 @@ def train(
     num_weights = sum(weight.size for weight in jax.tree.leaves(raw))
     log.write(event="resume" if start.step else "start", step=start.step, weights=num_weights)
     held_out = validation_batches(validation, mixture, schedule.validation_examples)
-    teacher_model, teacher_params = (
-        (None, None) if teacher is None else (teacher.model, jax.device_put(teacher.params))
-    )
+    teacher_model, teacher_params = (None, None) if teacher is None else (teacher.model, jax.device_put(teacher.params))
     train_step = make_train_step(model, optimization, teacher_model)
     validation_step = make_validation_step(model, optimization, teacher_model)
 
@@ -188,9 +184,7 @@ def validation_batches(
     return {
         name: [
             gather(examples, selection)
-            for selection in into_buckets(
-                examples, np.arange(min(num_examples, examples.size)), mixture.buckets
-            )
+            for selection in into_buckets(examples, np.arange(min(num_examples, examples.size)), mixture.buckets)
         ]
         for name, examples in tasks.items()
     }
@@ -246,9 +240,7 @@ class _Log:
         fields["elapsed"] = round(self.elapsed, 1)
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(fields) + "\n")
-        shown = (
-            f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in fields.items() if k != "event"
-        )
+        shown = (f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in fields.items() if k != "event")
         self._console.print(f"{fields['event']}: {' '.join(shown)}")
 
     def validation(self, step: int, tasks: Mapping[TaskName, Mapping[str, float]]) -> None:

@@ -27,9 +27,7 @@ def fold(raw: Params, model: T5) -> Params:
 
 def unfold(params: Params, model: T5) -> Params:
     """The raw weights of plain T5 ones; the inverse of `fold` up to rounding."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: jnp.asarray(leaf) / _factor(path, model), params
-    )
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: jnp.asarray(leaf) / _factor(path, model), params)
 
 
 def initial_raw(model: T5, seed: int) -> Params:

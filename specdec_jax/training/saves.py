@@ -71,16 +71,12 @@ def restore(run_dir: str | os.PathLike[str], like: Any, *, settings: str) -> Sav
     try:
         content: Any = flax.serialization.msgpack_restore(path.read_bytes())
     except Exception as error:  # msgpack raises many kinds
-        raise ValueError(
-            f"cannot read {str(path)!r} ({error}): delete it to resume from the save before"
-        ) from error
+        raise ValueError(f"cannot read {str(path)!r} ({error}): delete it to resume from the save before") from error
     if content["settings"] != settings:
         raise ValueError(
             f"{str(path)!r} belongs to a run with {content['settings']}, not {settings}: give another run_dir"
         )
-    return Saved(
-        flax.serialization.from_state_dict(like, content["state"]), content["step"], content["elapsed"]
-    )
+    return Saved(flax.serialization.from_state_dict(like, content["state"]), content["step"], content["elapsed"])
 
 
 def _steps(run_dir: pathlib.Path) -> list[int]:

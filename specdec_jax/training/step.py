@@ -43,9 +43,7 @@ class Optimization:
     def __post_init__(self) -> None:
         for name in ("final_learning_rate", "label_smoothing", "divergence_weight"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(
-                    f"Optimization.{name} is {getattr(self, name)}: give a share between 0 and 1"
-                )
+                raise ValueError(f"Optimization.{name} is {getattr(self, name)}: give a share between 0 and 1")
         if not 0 <= self.ema_decay < 1:
             raise ValueError(f"Optimization.ema_decay is {self.ema_decay}: give 0 or more and less than 1")
         if self.peak_learning_rate <= 0 or self.clip_norm <= 0 or self.warmup_steps < 0:
@@ -88,9 +86,7 @@ ValidationStep = Callable[[Params, Batch, Params | None], Totals]
 
 def initial_state(raw: Params, optimization: Optimization) -> TrainState:
     """The state before the first step."""
-    mean = jax.tree.map(
-        jnp.copy, raw
-    )  # a copy, because the state is donated and a buffer can be donated only once
+    mean = jax.tree.map(jnp.copy, raw)  # a copy, because the state is donated and a buffer can be donated only once
     return TrainState(raw, mean, _transformation(optimization).init(raw), jnp.zeros((), jnp.int32))
 
 
@@ -123,9 +119,7 @@ def make_train_step(model: T5, optimization: Optimization, teacher: T5 | None) -
     transformation = _transformation(optimization)
 
     def mean_loss(raw: Params, batch: Batch, teacher_params: Params | None) -> tuple[Array, Totals]:
-        sums = _batch_totals(
-            model, fold(raw, model), batch, teacher, teacher_params, optimization, matches=False
-        )
+        sums = _batch_totals(model, fold(raw, model), batch, teacher, teacher_params, optimization, matches=False)
         return sums.loss / jnp.maximum(sums.tokens, 1.0), sums
 
     def step(

@@ -1,0 +1,65 @@
+"""Every command and example of the README runs."""
+
+import io
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from specdec_jax import cli
+
+ROOT = pathlib.Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+FIXTURE = str(ROOT / "tests/fixtures/mini_{}/legacy_f32/checkpoint_1500")
+
+
+def commands() -> list[str]:
+    """The indented lines of the README, continuation lines joined."""
+    text = README.replace("\\\n", " ")
+    return [line.strip() for line in re.findall(r"(?m)^    (\S.*)$", re.sub(r"(?s)```.*?```", "", text))]
+
+
+SPECDEC = [line for line in commands() if line.startswith("specdec ")]
+MAKE = [line for line in commands() if line.startswith("make ")]
+
+
+def test_every_command_is_of_a_kind_that_is_tested():
+    assert len(SPECDEC) >= 5 and MAKE == ["make demo", "make test"]
+    assert sorted(SPECDEC + MAKE) == sorted(commands())
+    assert len(README.splitlines()) < 150
+
+
+@pytest.mark.parametrize("line", SPECDEC)
+def test_command(line, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    line, _, redirected = line.partition(" < ")
+    if redirected:
+        monkeypatch.setattr(sys, "stdin", io.StringIO("blue\n"))
+    # Buckets cannot be reached from a test: the same command on checkpoints that are there.
+    line = re.sub(r"'gs://[^']*xxl[^']*'", repr(FIXTURE.format("target")), line)
+    line = re.sub(r"'gs://[^']*small[^']*'", repr(FIXTURE.format("draft")), line).replace("'spiece.model'", "'bytes'")
+    assert cli.main([*shlex.split(line)[1:], "--gin.MAX_DECODE_LENGTH=16"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.strip()
+    if redirected:
+        assert captured.out.strip() == "BLUE"
+
+
+@pytest.mark.parametrize("line", [*MAKE, "make test-slow", "make lint types", "make format"])
+def test_make_knows_the_target(line):
+    subprocess.run([*line.split(), "--dry-run"], cwd=ROOT, check=True, capture_output=True)
+
+
+def test_python_example(monkeypatch, capsys):
+    (example,) = re.findall(r"(?s)```python\n(.*?)```", README)
+    monkeypatch.chdir(ROOT)
+    exec(compile(example, "README.md", "exec"), {})
+    assert "b'SPECULATIVE'" in capsys.readouterr().out
+
+
+def test_files_that_the_readme_names_exist():
+    for name in re.findall(r"`((?:specdec_jax|configs|gin)/[\w./]*)`", README) + re.findall(r"gin/\w+\.gin", README):
+        assert (ROOT / name).exists(), name
