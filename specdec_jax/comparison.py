@@ -179,7 +179,7 @@ def explain(comparisons: Sequence[Comparison], dtype: str) -> list[str]:
 def table(comparisons: Sequence[Comparison], dtype: str, *, temperature: float) -> Table:
     """A line per batch, and one for all."""
     grid = Table(title=f"temperature {temperature:g}", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("input", "tokens", "target calls", "tokens/ call", "alpha", "plain tok/s", "spec. tok/s", "speedup"):
+    for name in ("input", "tokens", "target calls", "tokens / call", "alpha", "plain tok/s", "spec. tok/s", "speedup"):
         grid.add_column(name, justify="right")
     grid.add_column("equal output")
 

@@ -198,12 +198,14 @@ def decode(
             result=_count(state, cut, n, proposal, verification.beta(p, proposal)),
         )
 
-    slots = jnp.zeros((batch, capacity), jnp.float32)
+    # One slot more than the caches: a row that ended at the limit still runs, and its extra token has to fall behind
+    # the last token that counts. A slice that starts too late would be moved back over it.
+    slots = jnp.zeros((batch, capacity + 1), jnp.float32)
     state = _State(
         step=jnp.int32(0),
         running=jnp.ones((batch,), bool),
         positions=positions,
-        tokens=_write(jnp.zeros((batch, capacity), jnp.int32), prompt, jnp.zeros((batch,), jnp.int32)),
+        tokens=_write(slots.astype(jnp.int32), prompt, jnp.zeros((batch,), jnp.int32)),
         raw=slots,
         standardized=slots,
         cache=cache,

@@ -209,7 +209,7 @@ def table(rows: Sequence[Row], gamma: int, dtype: str) -> Table:
     )
     for name in ("task", "draft", "temp"):
         grid.add_column(name)
-    for name in ("alpha", "c", "v", "tokens/ call", "plain tok/s", "spec. tok/s", "speedup"):
+    for name in ("alpha", "c", "v", "tokens / call", "plain tok/s", "spec. tok/s", "speedup"):
         grid.add_column(name, justify="right")
     grid.add_column("equal")
     order = list(TASK_PREFIXES)

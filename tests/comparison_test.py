@@ -10,6 +10,7 @@ from rich.console import Console
 from specdec_jax import comparison, generation
 from specdec_jax.comparison import Comparison, Difference
 from specdec_jax.generation import Settings
+from specdec_jax.results import DecodingResult
 from specdec_jax.vocabularies import ByteVocabulary
 
 VOCABULARY = ByteVocabulary()
@@ -57,7 +58,7 @@ def test_differences_carry_the_targets_margin(pair, batch, compared):
 
 def made(lengths, calls, trials, beta, plain_seconds, seconds, differences=()):
     """A comparison of hand-made counts."""
-    empty = jax.tree.map(np.asarray, _empty_result(len(lengths)))
+    empty = DecodingResult(*[np.zeros((len(lengths), 1), np.int32)] * len(DecodingResult._fields))
     plain = empty._replace(lengths=np.array(lengths), num_target_calls=np.array(lengths))
     speculative = plain._replace(
         num_target_calls=np.array(calls), trials=np.array(trials), beta_sum=np.array(beta, np.float32)
@@ -65,12 +66,6 @@ def made(lengths, calls, trials, beta, plain_seconds, seconds, differences=()):
     return Comparison(
         plain, speculative, plain_seconds, seconds, differences if differences is None else [*differences]
     )
-
-
-def _empty_result(batch):
-    from specdec_jax.decoding import _empty_result
-
-    return _empty_result(batch, 4, 2)
 
 
 def test_summary_weighs_by_tokens_and_trials():
