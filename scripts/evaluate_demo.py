@@ -14,7 +14,7 @@ from rouge_score import rouge_scorer
 
 from specdec_jax import generation
 from specdec_jax.decoding import autoregressive_decode
-from specdec_jax.packaged import DEMO_DIRECTORY, resolve
+from specdec_jax.packaged import DEMO_DIRECTORY, model_names, resolve
 from specdec_jax.training import text
 from specdec_jax.vocabularies import load_vocabulary
 
@@ -43,8 +43,8 @@ def outputs(checkpoint: str, inputs: list[str], prefix: str) -> list[str]:
 
 
 def main() -> None:
-    """Evaluates each model named on the command line, all four without a name."""
-    names = sys.argv[1:] or ["demo:target", "demo:draft_small", "demo:draft_medium", "demo:draft_large"]
+    """Evaluates each model named on the command line, every one without a name."""
+    names = sys.argv[1:] or [f"demo:{name}" for name in model_names()]
     with open(DEMO_DIRECTORY / "examples.jsonl", encoding="utf-8") as file:
         examples = [json.loads(line) for line in file]
     scorer = rouge_scorer.RougeScorer(["rouge1", "rougeL"])

@@ -17,18 +17,26 @@ mkdir -p "$run" "$demo"
 [ -f "$run/vocabulary.model" ] || $python scripts/build_vocabulary.py \
     --ende="$ende" --summ="$summ" --output="$run/vocabulary.model" --num_pieces=4000
 
-train() { # name, minutes, emb_dim, num_heads, mlp_dim, encoder layers, decoder layers, further flags
+train() { # run, minutes, emb_dim, num_heads, mlp_dim, encoder layers, decoder layers, further flags
     $python scripts/train.py --ende="$ende" --summ="$summ" --vocabulary="$run/vocabulary.model" \
         --run_dir="$run/$1" --minutes="$2" --emb_dim="$3" --num_heads="$4" --head_dim=64 --mlp_dim="$5" \
         --num_encoder_layers="$6" --num_decoder_layers="$7" --validate_every=400 "${@:8}"
-    $python scripts/package_demo.py checkpoint --run_dir="$run/$1" --output="$demo/$1"
 }
+package() { $python scripts/package_demo.py checkpoint --run_dir="$run/$1" --output="$demo/$1"; }
+newest() { find "$run/$1" -maxdepth 1 -name 'checkpoint_*' | sort -V | tail -n 1; }
 
 train target "$minutes" 384 6 768 2 5
+package target
+# A draft learns from the text first, which is cheap, and then from the target's probabilities.
 for draft in "draft_small 128 2 256 1 1" "draft_medium 256 4 512 1 1" "draft_large 384 6 768 1 1"; do
     read -r name sizes <<<"$draft"
     # shellcheck disable=SC2086  # sizes are five words
-    train "$name" "$draft_minutes" $sizes --distill_from="$(echo "$demo"/target/checkpoint_*)"
+    {
+        train "${name}_start" "$draft_minutes" $sizes
+        train "$name" "$draft_minutes" $sizes --init_from="$(newest "${name}_start")" \
+            --distill_from="$(echo "$demo"/target/checkpoint_*)"
+    }
+    package "$name"
 done
 $python scripts/package_demo.py examples --ende="$ende" --summ="$summ" \
     --vocabulary="$run/vocabulary.model" --output="$demo"

@@ -152,9 +152,9 @@ def near_tie(difference: Difference, dtype: str) -> bool:
 
 
 def verdict(comparisons: Sequence[Comparison], dtype: str) -> str:
-    """Whether the outputs are equal, in a word or two."""
+    """Whether the outputs are equal, in a word or two; "law" is that only their law is, above temperature 0."""
     if any(c.differences is None for c in comparisons):
-        return "in law"
+        return "law"
     differences = [d for c in comparisons for d in c.differences or ()]
     near = sum(near_tie(d, dtype) for d in differences)
     if near < len(differences):

@@ -83,7 +83,7 @@ def test_summary_weighs_by_tokens_and_trials():
     ("differences", "dtype", "verdict"),
     [
         ([], "float32", "yes"),
-        (None, "float32", "in law"),
+        (None, "float32", "law"),
         ([Difference(0, 3, 1e-5)], "float32", "1 near tie"),
         ([Difference(0, 3, 1e-5), Difference(1, 0, 0.1)], "float32", "NO"),
         ([Difference(0, 3, 1e-5), Difference(1, 0, 0.1)], "bfloat16", "2 near ties"),
