@@ -38,3 +38,19 @@ def test_prepared_weights_give_the_same_logits(batch):
 
     for a, b in zip(run(plain), run(MODEL.prepare(plain)), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_weights_that_do_not_belong_together():
+    shapes = MODEL.param_shapes()
+    query = shapes["decoder"]["layers_0"]["self_attention"]["query"]
+    query["kernel"] = jax.ShapeDtypeStruct((16, 9), jnp.float32)
+    with pytest.raises(ValueError, match="query/kernel has 9 columns, which the 2 heads"):
+        T5Config.from_params(shapes)
+    with pytest.raises(ValueError, match="not a T5's parameters"):
+        T5Config.from_params({"decoder": np.zeros(3)})
+
+
+def test_a_cache_shorter_than_the_prefix():
+    x = Inputs(tiny.encoder_inputs(1, vocab=20), prefix=jnp.asarray([[3, 4, 5]]))
+    with pytest.raises(ValueError, match="cache_length is 3; a prefix of 3 tokens"):
+        MODEL.prefill(tiny.params(MODEL), x, 3)

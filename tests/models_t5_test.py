@@ -201,6 +201,14 @@ def test_a_row_alone_and_unpadded_is_the_row_in_its_padded_batch(plain):
     close(forward(plain.model, plain.params, alone, plain.tokens[row : row + 1])[0], plain.logits[row])
 
 
+def test_logits_via_the_embedding_are_divided_by_the_root_of_its_width():
+    case = case_of("t5_1_0")
+    untied = T5(dataclasses.replace(case.model.config, logits_via_embedding=False))
+    kernel = case.params["token_embedder"]["embedding"].T / TINY["emb_dim"] ** 0.5
+    params = case.params | {"decoder": case.params["decoder"] | {"logits_dense": {"kernel": kernel}}}
+    close(forward(untied, params, case.encoder_tokens, case.tokens), case.logits)
+
+
 def test_the_encoder_input_matters(plain):
     other = plain.encoder_tokens.at[:, 1].set(plain.encoder_tokens[:, 1] % (TINY["vocab_size"] - 3) + 3)
     logits = forward(plain.model, plain.params, other, plain.tokens)

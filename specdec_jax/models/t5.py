@@ -336,6 +336,10 @@ class T5:
         """See `Decoder.prefill`."""
         if inputs.encoder_tokens is None:
             raise ValueError("Inputs.encoder_tokens is None; a T5 needs an encoder input.")
+        if cache_length <= inputs.prefix_length:
+            raise ValueError(
+                f"cache_length is {cache_length}; a prefix of {inputs.prefix_length} tokens needs more slots than that."
+            )
         batch = inputs.encoder_tokens.shape[0]
         cache = self._apply(params, inputs.encoder_tokens, cache_length, method="start")
         prompt = jnp.full((batch, 1), self.config.start_id, jnp.int32)

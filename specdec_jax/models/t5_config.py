@@ -49,9 +49,9 @@ class T5Config:
         object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))
         object.__setattr__(self, "dtype", jnp.dtype(self.dtype))
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.type is int and value < (0 if field.name == "start_id" else 1):
-                raise ValueError(f"T5Config.{field.name} is {value}; it must be a positive integer.")
+            value, least = getattr(self, field.name), 0 if field.name == "start_id" else 1
+            if field.type is int and value < least:
+                raise ValueError(f"T5Config.{field.name} is {value}; it must be an integer, {least} or more.")
         if not self.mlp_activations or not ACTIVATIONS.keys() >= set(self.mlp_activations):
             raise ValueError(
                 f"T5Config.mlp_activations is {self.mlp_activations}; known activations are {sorted(ACTIVATIONS)}."
@@ -77,11 +77,18 @@ class T5Config:
             bias = (layer if per_layer else decoder)["relpos_bias"]["rel_embedding"]
             vocab_size, emb_dim = params["token_embedder"]["embedding"].shape
             gated = "wi_0" in layer["mlp"]
+            head_dim, rest = divmod(layer["self_attention"]["query"]["kernel"].shape[1], bias.shape[0])
+            if rest:
+                columns = head_dim * bias.shape[0] + rest
+                raise ValueError(
+                    f"decoder/layers_0/self_attention/query/kernel has {columns} columns, which the {bias.shape[0]} "
+                    "heads of relpos_bias do not divide; these weights do not belong together."
+                )
             return cls(
                 vocab_size=vocab_size,
                 emb_dim=emb_dim,
                 num_heads=bias.shape[0],
-                head_dim=layer["self_attention"]["query"]["kernel"].shape[1] // bias.shape[0],
+                head_dim=head_dim,
                 mlp_dim=layer["mlp"]["wo"]["kernel"].shape[0],
                 num_encoder_layers=sum(name.startswith("layers_") for name in params["encoder"]),
                 num_decoder_layers=sum(name.startswith("layers_") for name in decoder),
@@ -93,3 +100,5 @@ class T5Config:
             )
         except KeyError as error:
             raise ValueError(f"These are not a T5's parameters: {error} is missing.") from error
+        except (TypeError, AttributeError, IndexError) as error:  # an array where a subtree belongs, or the reverse
+            raise ValueError(f"These are not a T5's parameters: {error}.") from error
