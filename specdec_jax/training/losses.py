@@ -41,7 +41,7 @@ def cross_entropies(
     The label's logit is picked by comparing ids inside one fused reduction: no one-hot array is built, and
     the gradient is elementwise, where that of a gather would be a scatter into [batch, length, vocab].
     """
-    is_label = jnp.arange(logits.shape[-1]) == labels[..., None]
+    is_label = jnp.arange(logits.shape[-1])[None, None] == labels[..., None]
     picked = jnp.sum(jnp.where(is_label, logits, 0.0), axis=-1)
     log_normalizer = jax.nn.logsumexp(logits, axis=-1)
     if label_smoothing:
