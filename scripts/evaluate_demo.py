@@ -15,10 +15,8 @@ from rouge_score import rouge_scorer
 from specdec_jax import generation
 from specdec_jax.decoding import autoregressive_decode
 from specdec_jax.packaged import DEMO_DIRECTORY, model_names, resolve
-from specdec_jax.training import text
+from specdec_jax.training.text import TASK_PREFIXES
 from specdec_jax.vocabularies import load_vocabulary
-
-PREFIXES = {"ende": text.TRANSLATE_PREFIX, "summarize": text.SUMMARIZE_PREFIX, "restore": text.RESTORE_PREFIX}
 
 
 def outputs(checkpoint: str, inputs: list[str], prefix: str) -> list[str]:
@@ -49,7 +47,7 @@ def main() -> None:
         examples = [json.loads(line) for line in file]
     scorer = rouge_scorer.RougeScorer(["rouge1", "rougeL"])
     for name in names:
-        for task, prefix in PREFIXES.items():
+        for task, prefix in TASK_PREFIXES.items():
             rows = [example for example in examples if example["task"] == task]
             hypotheses = outputs(name, [row["input"] for row in rows], prefix)
             references = [row["reference"] for row in rows]

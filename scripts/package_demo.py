@@ -19,7 +19,6 @@ from specdec_jax.checkpoints import t5x
 from specdec_jax.training import text
 from specdec_jax.vocabularies import load_vocabulary
 
-PREFIXES = {"ende": text.TRANSLATE_PREFIX, "summarize": text.SUMMARIZE_PREFIX, "restore": text.RESTORE_PREFIX}
 NUM_EXAMPLES = {"ende": 150, "summarize": 100, "restore": 100}
 
 
@@ -42,7 +41,11 @@ def package_examples(ende: str, summ: str, vocabulary_path: str, output: str, ma
             if len(vocabulary.encode(pair.source)) < max_input and 3 < len(vocabulary.encode(pair.target)) < max_target
         ]
         for pair in random.Random(0).sample(pairs, NUM_EXAMPLES[task]):
-            example = {"task": task, "input": pair.source.removeprefix(PREFIXES[task]), "reference": pair.target}
+            example = {
+                "task": task,
+                "input": pair.source.removeprefix(text.TASK_PREFIXES[task]),
+                "reference": pair.target,
+            }
             lines.append(json.dumps(example, ensure_ascii=False) + "\n")
     directory = pathlib.Path(output)
     partial = directory / "examples.jsonl.partial"

@@ -16,10 +16,9 @@ from specdec_jax import comparison, packaged, trace
 from specdec_jax.comparison import Comparison
 from specdec_jax.generation import Batch, Models, Pair, Settings, decode, encode, load_pair, make_batches
 from specdec_jax.timing import Call, seconds_per_call
-from specdec_jax.training.text import RESTORE_PREFIX, SUMMARIZE_PREFIX, TRANSLATE_PREFIX
+from specdec_jax.training.text import TASK_PREFIXES
 from specdec_jax.vocabularies import Vocabulary, load_vocabulary
 
-TASK_PREFIXES = {"ende": TRANSLATE_PREFIX, "summarize": SUMMARIZE_PREFIX, "restore": RESTORE_PREFIX}
 TEMPERATURES = (0.0, 1.0)
 
 

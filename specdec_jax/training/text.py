@@ -13,6 +13,7 @@ from typing import NamedTuple
 TRANSLATE_PREFIX = "translate English to German: "
 SUMMARIZE_PREFIX = "summarize: "
 RESTORE_PREFIX = "restore: "
+TASK_PREFIXES = {"ende": TRANSLATE_PREFIX, "summarize": SUMMARIZE_PREFIX, "restore": RESTORE_PREFIX}
 
 TaskName = str
 
