@@ -15,13 +15,24 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float32, Int32
+from jaxtyping import Array, Bool, Float32, Int32
 
 from specdec_jax import verification
 from specdec_jax.drafters.base import BlockDrafter, Drafter, DrafterState
 from specdec_jax.models.base import Cache, Decoder
 from specdec_jax.results import DecodingResult, FinishReason, empty_result
-from specdec_jax.sampling import DRAW, PointMass, Sampling, StepKeys, draw, standardize, uniforms
+from specdec_jax.sampling import (
+    DRAW,
+    GREEDY_BELOW,
+    End,
+    PointMass,
+    Sampling,
+    StepKeys,
+    constrain,
+    standardize,
+    to_probabilities,
+    uniforms,
+)
 from specdec_jax.types import Inputs, Params
 from specdec_jax.verification import Proposal, Target
 
@@ -30,7 +41,7 @@ class _State(NamedTuple):
     """The loop's carry. `result` is filled in place; its tokens and scores wait in the wider buffers beside it."""
 
     step: Int32[Array, ""]
-    running: Array  # bool [batch]
+    running: Bool[Array, " batch"]
     positions: Int32[Array, " batch"]
     tokens: Int32[Array, "batch capacity"]
     raw: Float32[Array, "batch capacity"]
@@ -49,9 +60,14 @@ def autoregressive_decode(
     sampling: Sampling,
     seeds: Int32[Array, " batch"],
     eos_ids: Sequence[int] = (1,),
+    rule: verification.Rule = verification.token,
 ) -> DecodingResult:
-    """Decodes with the target alone: the baseline. For the arguments see `speculative_decode`."""
-    _check(max_length=max_length, gamma=0, eos_ids=eos_ids, seeds=seeds, lenience=1.0)
+    """Decodes with the target alone: the baseline. For the arguments see `speculative_decode`.
+
+    There is nothing to verify, but `rule=verification.coupled` draws with that rule's noise, and so returns the very
+    tokens that speculative decoding with it and the same seeds returns.
+    """
+    _check(max_length=max_length, gamma=0, eos_ids=eos_ids, seeds=seeds)
     return decode(
         target,
         target_params,
@@ -64,7 +80,7 @@ def autoregressive_decode(
         draft_sampling=sampling,
         seeds=seeds,
         eos_ids=jnp.asarray(eos_ids, jnp.int32),
-        rule=verification.token,
+        rule=rule,
         lenience=1.0,
     )
 
@@ -82,7 +98,7 @@ def speculative_decode(
     seeds: Int32[Array, " batch"],
     eos_ids: Sequence[int] = (1,),
     draft_sampling: Sampling | None = None,
-    rule: verification.Rule = verification.token,
+    rule: verification.Rule | None = None,
     lenience: float | int = 1.0,
 ) -> DecodingResult:
     """Decodes with guesses of the drafter that the target verifies; the target's own distribution (Theorem in A.1).
@@ -99,7 +115,8 @@ def speculative_decode(
       seeds: int32 [batch], a row's seed. A row's output depends on its own input and seed alone.
       eos_ids: tokens that end a row; empty to run to max_length.
       draft_sampling: the draft's settings where they shall differ; still exact, q only changes the speed.
-      rule: the rule of verification.
+      rule: verification.token, block, coupled or a function like them. None is block, or token where lenience is
+        below 1.
       lenience: 1 is exact; below 1 accepts more, and no token's probability grows beyond p / lenience (A.5).
 
     Returns:
@@ -110,7 +127,9 @@ def speculative_decode(
     """
     if gamma < 1:
         raise ValueError(f"gamma is {gamma}; it must be 1 or more (use autoregressive_decode for no guesses).")
-    _check(max_length=max_length, gamma=gamma, eos_ids=eos_ids, seeds=seeds, lenience=lenience)
+    _check(max_length=max_length, gamma=gamma, eos_ids=eos_ids, seeds=seeds)
+    rule = verification.default_rule(lenience) if rule is None else rule
+    verification.check_lenience(rule, lenience)
     return decode(
         target,
         target_params,
@@ -128,7 +147,7 @@ def speculative_decode(
     )
 
 
-def _check(*, max_length: int, gamma: int, eos_ids: Sequence[int], seeds: Array, lenience: float | int) -> None:
+def _check(*, max_length: int, gamma: int, eos_ids: Sequence[int], seeds: Array) -> None:
     if max_length < 1:
         raise ValueError(f"max_length is {max_length}; it must be 1 or more.")
     if gamma > 1000:
@@ -137,8 +156,6 @@ def _check(*, max_length: int, gamma: int, eos_ids: Sequence[int], seeds: Array,
         raise ValueError(f"eos_ids is {tuple(eos_ids)}; ids are 0 or more (give () for no EOS).")
     if seeds.ndim != 1:
         raise ValueError(f"seeds has shape {seeds.shape}; give one seed for each row, shape [batch].")
-    if not 0 < lenience <= 1:
-        raise ValueError(f"lenience is {lenience}; it must be above 0 and at most 1 (1 is exact).")
 
 
 @functools.partial(jax.jit, static_argnames=("target", "drafter", "gamma", "max_length", "rule"))
@@ -165,11 +182,14 @@ def decode(
     if prompt.shape[0] != batch:
         raise ValueError(f"seeds has {batch} rows and inputs {prompt.shape[0]}; give one seed for each row.")
     drafter_state = None if drafter is None else drafter.init(draft_params, inputs, capacity)
+    end = End(eos_ids, positions)
+    sampling, draft_sampling = sampling._replace(end=end), draft_sampling._replace(end=end)
+    greedy = jnp.ones((batch,), bool) if sampling.temperature is None else sampling.temperature < GREEDY_BELOW
     rngs = jax.vmap(jax.random.key)(seeds)
     scale = jnp.asarray(lenience, jnp.float32)
 
     def step(state: _State) -> _State:
-        keys = StepKeys(rngs, state.positions)
+        keys = verification.step_keys(rule, rngs, state.positions, gamma, target.vocab_size)
         proposal, tokens, drafter_state = _propose(
             drafter, draft_params, state.drafter_state, state.tokens, keys, gamma, draft_sampling, target.vocab_size
         )
@@ -177,15 +197,17 @@ def decode(
         newest = jnp.take_along_axis(tokens, state.positions[:, None], axis=1)
         block = jnp.concatenate([newest, proposal.tokens], axis=1)
         logits, cache = target.extend(target_params, state.cache, block, state.positions)
-        log_probs = jax.nn.log_softmax(logits)
-        p = standardize(logits, sampling, tokens, state.positions)
-        n, extra_token = rule(keys, Target(p, log_probs), proposal, scale)
+        constrained = constrain(logits, sampling, tokens, state.positions)
+        p = to_probabilities(constrained, sampling)
+        log_probs = jax.nn.log_softmax(constrained)
+        n, extra_token = rule(keys, Target(p, log_probs, greedy), proposal, scale)
         # 5. return prefix + [x_1, .., x_n, t]
         places = jnp.arange(gamma + 1)[None]
         emitted = jnp.where(places < n[:, None], jnp.pad(proposal.tokens, ((0, 0), (0, 1))), extra_token[:, None])
-        raw = verification.at_guesses(log_probs, emitted)
+        raw = verification.at_guesses(jax.nn.log_softmax(logits), emitted)
         chosen = jnp.zeros_like(raw) if isinstance(p, PointMass) else jnp.log(verification.at_guesses(p, emitted))
-        cut = _cut(state, n, emitted, raw, prompt_positions=positions, max_length=max_length, eos_ids=eos_ids)
+        is_nan = jnp.isnan(verification.at_guesses(log_probs, emitted))
+        cut = _cut(state, n, emitted, is_nan, end, max_length=max_length)
         return _State(
             step=state.step + 1,
             running=cut.running,
@@ -210,7 +232,7 @@ def decode(
         standardized=slots,
         cache=cache,
         drafter_state=drafter_state,
-        result=empty_result(batch, max_length, gamma),
+        result=empty_result(batch, max_length, gamma, exact=scale == 1),
     )
     state = jax.lax.while_loop(lambda s: jnp.any(s.running), step, state)
     return _finish(state, positions)
@@ -255,7 +277,7 @@ def _propose(
             x, q = q.tokens[:, 0], None
         else:
             q = q[:, 0]
-            x = draw(q, u)
+            x = verification.draw_guess(keys, q, u, i)
         tokens = _write(tokens, x[:, None], positions + 1)
         return (tokens, drafter_state), (x, q)
 
@@ -278,7 +300,7 @@ class _Cut(NamedTuple):
     """What is left of a step after EOS, the length limit and NaN."""
 
     num_new: Int32[Array, " batch"]
-    running: Array  # bool [batch]
+    running: Bool[Array, " batch"]
     reason: Int32[Array, " batch"]
 
 
@@ -286,19 +308,18 @@ def _cut(
     state: _State,
     n: Int32[Array, " batch"],
     emitted: Int32[Array, "batch block"],
-    raw: Float32[Array, "batch block"],
+    is_nan: Bool[Array, "batch block"],
+    end: End,
     *,
-    prompt_positions: Int32[Array, " batch"],
     max_length: int,
-    eos_ids: Int32[Array, " eos"],
 ) -> _Cut:
     """Ends a row at its first EOS in the block, at NaN, or at the limit; a frozen row emits nothing."""
     block = emitted.shape[1]
     places = jnp.arange(block)[None]
-    is_eos = jnp.any(emitted[..., None] == eos_ids[None, None], axis=-1)
+    is_eos = jnp.any(emitted[..., None] == end.eos_ids[None, None], axis=-1)
     to_eos = jnp.min(jnp.where(is_eos, places + 1, block + 1), axis=1)
-    before_nan = jnp.min(jnp.where(jnp.isnan(raw), places, block), axis=1)
-    room = max_length - (state.positions - prompt_positions)
+    before_nan = jnp.min(jnp.where(is_nan, places, block), axis=1)
+    room = max_length - (state.positions - end.prompt_positions)
     num_new = jnp.minimum(jnp.minimum(n + 1, to_eos), jnp.minimum(before_nan, room))
     num_new = jnp.where(state.running, num_new, 0).astype(jnp.int32)
     eos = to_eos == num_new
@@ -323,7 +344,7 @@ def _count(
     extra = cut.num_new - accepted
     rejected = (extra > 0) & (n < proposal.num_guesses)
     trials = accepted + rejected
-    tested = jnp.arange(gamma)[None] < trials[:, None]
+    beta = jnp.where(jnp.arange(gamma)[None] < trials[:, None], beta, 0.0)
     outcome = (jnp.arange(gamma + 1)[None] == accepted[:, None]) & running[:, None]
     at = (0, state.step)
     return result._replace(
@@ -333,7 +354,8 @@ def _count(
         extra=result.extra + extra,
         drafted=result.drafted + jnp.where(running, proposal.num_guesses, 0),
         trials=result.trials + trials,
-        beta_sum=result.beta_sum + jnp.sum(jnp.where(tested, beta, 0.0), axis=1),
+        beta_sum=result.beta_sum + jnp.sum(beta, axis=1),
+        beta_square_sum=result.beta_square_sum + jnp.sum(beta * beta, axis=1),
         num_target_calls=result.num_target_calls + running,
         step_guesses=jax.lax.dynamic_update_slice(result.step_guesses, proposal.tokens[:, None], (*at, 0)),
         step_accepted=jax.lax.dynamic_update_slice(result.step_accepted, jnp.where(running, accepted, -1)[:, None], at),

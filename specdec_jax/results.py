@@ -4,7 +4,7 @@ import enum
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float32, Int32
+from jaxtyping import Array, Bool, Float32, Int32
 
 
 class FinishReason(enum.IntEnum):
@@ -32,6 +32,8 @@ class DecodingResult(NamedTuple):
       drafted: int32 [batch], guesses made.
       trials: int32 [batch], guesses tested: those accepted and, per step, the first one rejected.
       beta_sum: float32 [batch], sum over the tested guesses of their probability of acceptance, sum_x min(p, q).
+      beta_square_sum: float32 [batch], likewise of its square.
+      exact: bool [batch], whether the lenience was 1. Below 1 the law is not the target's.
       num_target_calls: int32 [batch], target calls while the row was running.
       step_guesses: int32 [batch, max_length, gamma], the guesses of each step.
       step_accepted: int32 [batch, max_length], n of each step; -1 where the row had no such step.
@@ -49,6 +51,8 @@ class DecodingResult(NamedTuple):
     drafted: Int32[Array, " batch"]
     trials: Int32[Array, " batch"]
     beta_sum: Float32[Array, " batch"]
+    beta_square_sum: Float32[Array, " batch"]
+    exact: Bool[Array, " batch"]
     num_target_calls: Int32[Array, " batch"]
     step_guesses: Int32[Array, "batch max_length gamma"]
     step_accepted: Int32[Array, "batch max_length"]
@@ -59,8 +63,15 @@ class DecodingResult(NamedTuple):
         """The mean of beta over the tested guesses (Corollary 3.6), per row; 0 where none was tested."""
         return self.beta_sum / jnp.maximum(self.trials, 1)
 
+    @property
+    def alpha_error(self) -> Float32[Array, " batch"]:
+        """The standard error of alpha, as if the betas were independent; 0 where none was tested."""
+        trials = jnp.maximum(self.trials, 1)
+        variance = jnp.maximum(self.beta_square_sum / trials - self.alpha**2, 0.0)
+        return jnp.sqrt(variance / trials)
 
-def empty_result(batch: int, max_length: int, gamma: int) -> DecodingResult:
+
+def empty_result(batch: int, max_length: int, gamma: int, exact: Bool[Array, ""]) -> DecodingResult:
     """Nothing emitted yet."""
     count = jnp.zeros((batch,), jnp.int32)
     per_token = jnp.zeros((batch, max_length), jnp.float32)
@@ -76,6 +87,8 @@ def empty_result(batch: int, max_length: int, gamma: int) -> DecodingResult:
         drafted=count,
         trials=count,
         beta_sum=jnp.zeros((batch,), jnp.float32),
+        beta_square_sum=jnp.zeros((batch,), jnp.float32),
+        exact=jnp.broadcast_to(exact, (batch,)),
         num_target_calls=count,
         step_guesses=jnp.zeros((batch, max_length, gamma), jnp.int32),
         step_accepted=jnp.full((batch, max_length), -1, jnp.int32),

@@ -12,28 +12,55 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int32, Key, UInt32
 
+from specdec_jax import constraints
+
 GREEDY_BELOW = 1e-4  # a temperature below this is argmax, as in t5x
 
-DRAW, ACCEPT, EXTRA = 0, 1, 2  # what a uniform number is for
+DRAW, ACCEPT, EXTRA, NOISE = 0, 1, 2, 3  # what a random number is for
 _PURPOSES = 4
 
 
 class Sampling(NamedTuple):
-    """How logits become probabilities. Which filters exist is static, their values are traced.
+    """How logits become probabilities, in the order in which it is done. None: no such rule.
+
+    Which rules exist is static, their values are traced: changing a number does not recompile.
 
     Attributes:
+      num_ids: int32 scalar, ids from here on are padding of the embedding and have probability 0.
+      repetition_penalty: float32 [batch], above 1 makes ids of the history less likely, as in CTRL.
+      no_repeat_ngram: int32 [batch], no run of so many tokens comes twice; 0 allows all.
+      min_length: int32 [batch], tokens before the first one that may be an EOS.
+      forbidden: int32 [n], ids of probability 0.
       temperature: float32 [batch]; a row below 1e-4 is argmax. None: every row is argmax, and nothing as wide as the
         vocabulary is built.
-      top_k: int32 [batch], keep the k most likely ids; 0 keeps all. None: no such filter.
-      top_p: float32 [batch], keep the fewest ids whose probabilities sum to at least top_p; 1 keeps all. None: no such
-        filter. Applied after top_k, on probabilities that sum to 1.
-      num_ids: int32 scalar, ids from here on are padding of the embedding and have probability 0. None: no padding.
+      top_k: int32 [batch], keep the k most likely ids; 0 keeps all.
+      top_p: float32 [batch], keep the fewest ids whose probabilities sum to at least top_p; 1 keeps all.
+      min_p: float32 [batch], keep ids at least min_p times as likely as the likeliest; 0 keeps all.
+      end: where min_length counts from, and which ids it is about; decoding sets it.
     """
 
+    num_ids: Int32[Array, ""] | None = None
+    repetition_penalty: Float32[Array, " batch"] | None = None
+    no_repeat_ngram: Int32[Array, " batch"] | None = None
+    min_length: Int32[Array, " batch"] | None = None
+    forbidden: Int32[Array, " n"] | None = None
     temperature: Float32[Array, " batch"] | None = None
     top_k: Int32[Array, " batch"] | None = None
     top_p: Float32[Array, " batch"] | None = None
-    num_ids: Int32[Array, ""] | None = None
+    min_p: Float32[Array, " batch"] | None = None
+    end: "End | None" = None
+
+
+class End(NamedTuple):
+    """What ends a row, and where its decoding began.
+
+    Attributes:
+      eos_ids: int32 [eos].
+      prompt_positions: int32 [batch], the position of the last token that was given.
+    """
+
+    eos_ids: Int32[Array, " eos"]
+    prompt_positions: Int32[Array, " batch"]
 
 
 class PointMass(NamedTuple):
@@ -54,38 +81,69 @@ def make_sampling(
     temperature: PerRow = 1.0,
     top_k: PerRow = 0,
     top_p: PerRow = 1.0,
+    min_p: PerRow = 0.0,
+    min_length: PerRow = 0,
+    forbidden: Sequence[int] = (),
+    repetition_penalty: PerRow = 1.0,
+    no_repeat_ngram: PerRow = 0,
     num_ids: int | None = None,
 ) -> Sampling:
-    """Builds a Sampling, one value for all rows or one for each, without the filters that would do nothing.
+    """Builds a Sampling, one value for all rows or one for each, without the rules that would do nothing.
 
     Args:
       batch: number of rows.
       temperature: at least 0; below 1e-4 is argmax.
       top_k: 0 for no such filter, else how many ids to keep.
       top_p: in (0, 1]; 1 for no such filter.
+      min_p: in [0, 1]; 0 for no such filter.
+      min_length: tokens before the first that may end the row; 0 for no such rule.
+      forbidden: ids never to emit, for all rows.
+      repetition_penalty: above 0; 1 for no such rule.
+      no_repeat_ngram: length of a run of tokens that may not come twice; 0 for no such rule.
       num_ids: valid ids of the vocabulary, where the embedding has more rows than that.
 
     Raises:
-      ValueError: a value is out of its range, or there is not one per row.
+      ValueError: a value is out of its range, there is not one per row, or no id is left.
     """
     temperatures = _per_row("temperature", temperature, batch, np.float32)
-    top_ks = _per_row("top_k", top_k, batch, np.int32)
+    _check("temperature", temperature, np.isfinite(temperatures) & (temperatures >= 0), "a finite number, 0 or more")
+    penalties = _per_row("repetition_penalty", repetition_penalty, batch, np.float32)
+    above_0 = np.isfinite(penalties) & (penalties > 0)
+    _check("repetition_penalty", repetition_penalty, above_0, "a finite number above 0 (1: no penalty)")
     top_ps = _per_row("top_p", top_p, batch, np.float32)
-    if not (np.isfinite(temperatures) & (temperatures >= 0)).all():
-        raise ValueError(f"temperature is {temperature}; it must be a finite number, 0 (argmax) or more.")
-    if not (top_ks >= 0).all():
-        raise ValueError(f"top_k is {top_k}; it must be 0 (no filter) or the number of ids to keep.")
-    if not ((top_ps > 0) & (top_ps <= 1)).all():
-        raise ValueError(f"top_p is {top_p}; it must be above 0 and at most 1 (no filter).")
+    _check("top_p", top_p, (top_ps > 0) & (top_ps <= 1), "above 0 and at most 1 (1: no filter)")
+    min_ps = _per_row("min_p", min_p, batch, np.float32)
+    _check("min_p", min_p, (min_ps >= 0) & (min_ps <= 1), "0 to 1 (0: no filter)")
+    counts = {"top_k": top_k, "min_length": min_length, "no_repeat_ngram": no_repeat_ngram}
+    whole = {name: _per_row(name, value, batch, np.int32) for name, value in counts.items()}
+    for name, values in whole.items():
+        _check(name, counts[name], values >= 0, "a whole number, 0 (no such rule) or more")
     if num_ids is not None and num_ids < 1:
         raise ValueError(f"num_ids is {num_ids}; it must be the number of valid ids, 1 or more.")
+    _check("forbidden", forbidden, np.asarray(forbidden, np.int64) >= 0, "ids, each 0 or more")
+    if num_ids is not None and set(range(num_ids)) <= set(forbidden):
+        raise ValueError(f"forbidden holds all of the {num_ids} ids; leave at least one.")
     greedy = (temperatures < GREEDY_BELOW).all()
+
+    def unless(nothing: float | int, values: np.ndarray) -> Array | None:
+        return None if (values == nothing).all() else jnp.asarray(values)
+
     return Sampling(
-        temperature=None if greedy else jnp.asarray(temperatures),
-        top_k=None if greedy or (top_ks == 0).all() else jnp.asarray(top_ks),
-        top_p=None if greedy or (top_ps == 1).all() else jnp.asarray(top_ps),
         num_ids=None if num_ids is None else jnp.int32(num_ids),
+        repetition_penalty=unless(1, penalties),
+        no_repeat_ngram=unless(0, whole["no_repeat_ngram"]),
+        min_length=unless(0, whole["min_length"]),
+        forbidden=jnp.asarray(forbidden, jnp.int32) if len(forbidden) else None,
+        temperature=None if greedy else jnp.asarray(temperatures),
+        top_k=None if greedy else unless(0, whole["top_k"]),
+        top_p=None if greedy else unless(1, top_ps),
+        min_p=None if greedy else unless(0, min_ps),
     )
+
+
+def _check(name: str, value: PerRow, good: np.ndarray, rule: str) -> None:
+    if not good.all():
+        raise ValueError(f"{name} is {value}; it must be {rule}.")
 
 
 def _per_row(name: str, value: PerRow, batch: int, dtype: type) -> np.ndarray:
@@ -114,24 +172,57 @@ def standardize(
     Returns:
       float32 [batch, k, vocab] that sums to 1, or a PointMass where every row is greedy. NaN logits give NaN.
     """
-    del tokens, positions  # for rules that look at the history
+    return to_probabilities(constrain(logits, sampling, tokens, positions), sampling)
+
+
+def constrain(
+    logits: Float32[Array, "batch k vocab"],
+    sampling: Sampling,
+    tokens: Int32[Array, "batch capacity"],
+    positions: Int32[Array, " batch"],
+) -> Float32[Array, "batch k vocab"]:
+    """The first half of `standardize`: what does not depend on the temperature. -inf where an id is impossible.
+
+    Where the rules leave no id at all, the result is NaN, which ends the row as NaN logits do.
+    """
+    given = logits
     if sampling.num_ids is not None:
         logits = jnp.where(_ids(logits) < sampling.num_ids, logits, -jnp.inf)
+    if sampling.repetition_penalty is not None:
+        logits = constraints.penalize_repetition(logits, tokens, positions, sampling.repetition_penalty)
+    if sampling.no_repeat_ngram is not None:
+        logits = constraints.ban_repeated_ngrams(logits, tokens, positions, sampling.no_repeat_ngram)
+    if sampling.min_length is not None:
+        if sampling.end is None:
+            raise ValueError("Sampling.min_length is set and Sampling.end is None; decoding sets it, or give it.")
+        first = sampling.end.prompt_positions + 1 + sampling.min_length
+        logits = constraints.forbid_before(logits, sampling.end.eos_ids, positions, first)
+    if sampling.forbidden is not None:
+        logits = constraints.forbid(logits, sampling.forbidden)
+    if logits is given:
+        return logits
+    return jnp.where(jnp.all(jnp.isneginf(logits), axis=-1, keepdims=True), jnp.nan, logits)
+
+
+def to_probabilities(logits: Float32[Array, "batch k vocab"], sampling: Sampling) -> Standardized:
+    """The second half of `standardize`: temperature and the filters that follow it."""
     if sampling.temperature is None:
         return PointMass(jnp.argmax(logits, axis=-1).astype(jnp.int32))
     temperature = sampling.temperature[:, None, None]
     greedy = temperature < GREEDY_BELOW
-    best = jnp.argmax(logits, axis=-1)
+    is_best = _ids(logits) == jnp.argmax(logits, axis=-1)[..., None]
     scaled = logits / jnp.where(greedy, 1.0, temperature)
     scaled = scaled - jnp.max(scaled, axis=-1, keepdims=True)
     if sampling.top_k is not None:
         scaled = jnp.where(_keep_top_k(scaled, sampling.top_k[:, None]), scaled, -jnp.inf)
     if sampling.top_p is not None:
         scaled = jnp.where(_keep_top_p(scaled, sampling.top_p[:, None]), scaled, -jnp.inf)
+    if sampling.min_p is not None:
+        likely = scaled >= jnp.log(sampling.min_p)[:, None, None]
+        scaled = jnp.where(likely | is_best, scaled, -jnp.inf)  # the best one too where min_p is 1, up to rounding
     weight = jnp.exp(scaled)
     p = weight / jnp.sum(weight, axis=-1, keepdims=True)
-    one_hot = (_ids(logits) == best[..., None]).astype(p.dtype)
-    return jnp.where(greedy & ~jnp.isnan(p), one_hot, p)
+    return jnp.where(greedy & ~jnp.isnan(p), is_best.astype(p.dtype), p)
 
 
 def _ids(logits: Float32[Array, "batch k vocab"]) -> Int32[Array, "1 1 vocab"]:
@@ -202,17 +293,35 @@ class StepKeys(NamedTuple):
 
     A number depends on its row's seed, the step's start position, its index in the block and its purpose; never on the
     row's place in the batch.
+
+    Attributes:
+      rngs: a key for each row.
+      positions: int32 [batch], the position of each row's newest token.
+      noise: float32 [batch, gamma + 1, vocab], the Gumbel noise of each place of the block, which unlike all else
+        depends on the absolute position; only for the coupled rule.
     """
 
     rngs: Key[Array, " batch"]
     positions: Int32[Array, " batch"]
+    noise: Float32[Array, "batch block vocab"] | None = None
 
 
 def uniforms(keys: StepKeys, purpose: int, num: int) -> Float32[Array, "batch num"]:
     """Uniform draws in [0, 1) for a step, float32 [batch, num]; `purpose` is DRAW, ACCEPT or EXTRA."""
-    counters = keys.positions * _PURPOSES + purpose
-    rngs = jax.vmap(jax.random.fold_in)(keys.rngs, counters)
+    rngs = jax.vmap(jax.random.fold_in)(keys.rngs, keys.positions * _PURPOSES + purpose)
     return jax.vmap(lambda rng: jax.random.uniform(rng, (num,), jnp.float32))(rngs)
+
+
+def gumbel_noise(
+    rngs: Key[Array, " batch"], positions: Int32[Array, " batch"], block: int, vocab: int
+) -> Float32[Array, "batch block vocab"]:
+    """Gumbel noise of `block` absolute positions from a row's own on; the same wherever a step starts."""
+
+    def at(rng: Array, position: Array) -> Array:
+        return jax.random.gumbel(jax.random.fold_in(rng, position * _PURPOSES + NOISE), (vocab,), jnp.float32)
+
+    places = positions[:, None] + jnp.arange(block)[None]
+    return jax.vmap(lambda rng, row: jax.vmap(lambda position: at(rng, position))(row))(rngs, places)
 
 
 _LANES = 128
@@ -238,6 +347,11 @@ def draw(p: Float[Array, "batch vocab"], u: Float[Array, " batch"]) -> Int32[Arr
     within = jnp.take_along_axis(p, row[:, None, None], axis=1)[:, 0]
     lane, _ = _crossing(within, goal - below)
     return row * _LANES + lane
+
+
+def draw_coupled(p: Float[Array, "*lead vocab"], noise: Float32[Array, "*lead vocab"]) -> Int32[Array, "*lead"]:
+    """Draws argmax(log p + noise); two laws that share their noise often draw the same id."""
+    return jnp.argmax(jnp.log(p) + noise, axis=-1).astype(jnp.int32)
 
 
 def _crossing(

@@ -1,4 +1,16 @@
-"""Algorithm 1's test (section 2.3): which guesses are accepted, and what is emitted after them.
+"""Rules of verification: which guesses are accepted, and what is emitted after them.
+
+    token      Algorithm 1's test, one guess after the other (section 2.3)
+    block      the guesses are tested together, and never fewer are accepted (Sun et al., arXiv 2403.10444)
+    coupled    the target's draw at each place, which a guess has to hit: the very tokens of plain decoding
+
+A rule is any function of their signature:
+
+    def strict(keys, target, proposal, lenience):  # accepts nothing: plain decoding, the slow way
+        n = jnp.zeros_like(proposal.num_guesses)
+        return n, draw(target.p[:, 0], uniforms(keys, EXTRA, 1)[:, 0])
+
+    speculative_decode(..., rule=strict)
 
 Pure and model-free. The pieces keep the dtype of their inputs, so that laws can be enumerated in float64.
 """
@@ -6,10 +18,21 @@ Pure and model-free. The pieces keep the dtype of their inputs, so that laws can
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Float32, Int32
+from jaxtyping import Array, Bool, Float, Float32, Int32, Key
 
-from specdec_jax.sampling import ACCEPT, EXTRA, PointMass, Standardized, StepKeys, draw, uniforms
+from specdec_jax.sampling import (
+    ACCEPT,
+    EXTRA,
+    PointMass,
+    Standardized,
+    StepKeys,
+    draw,
+    draw_coupled,
+    gumbel_noise,
+    uniforms,
+)
 
 
 class Proposal(NamedTuple):
@@ -33,11 +56,13 @@ class Target(NamedTuple):
 
     Attributes:
       p: standardized distributions, [batch, gamma + 1, vocab] or a PointMass.
-      log_probs: float32 [batch, gamma + 1, vocab], raw log-probabilities.
+      log_probs: float32 [batch, gamma + 1, vocab], log-probabilities before temperature and filters.
+      greedy: bool [batch], rows whose temperature is 0.
     """
 
     p: Standardized
     log_probs: Float32[Array, "batch block vocab"]
+    greedy: Bool[Array, " batch"]
 
 
 Rule: TypeAlias = Callable[
@@ -81,9 +106,19 @@ def count_accepted(passed: Bool[Array, "batch gamma"], num_guesses: Int32[Array,
 
 
 def extra_law(
-    p: Float[Array, "batch block vocab"], proposal: Proposal, num_accepted: Int32[Array, " batch"]
+    p: Float[Array, "batch block vocab"],
+    proposal: Proposal,
+    num_accepted: Int32[Array, " batch"],
+    weight: Float[Array, " batch"] | None = None,
 ) -> Float[Array, "batch vocab"]:
-    """The law of the extra token: p_{n+1} where every guess was accepted, else the residual."""
+    """The law of the extra token: p_{n+1} where every guess was accepted, else norm(max(0, weight p_{n+1} - q_{n+1})).
+
+    Args:
+      p: the target's distributions.
+      proposal: the guesses.
+      num_accepted: n.
+      weight: what p is multiplied with in the residual, the block rule's P_n; None for 1.
+    """
     place = num_accepted[:, None, None]
     p_next = jnp.take_along_axis(p, place, axis=1)[:, 0]
     gamma = proposal.tokens.shape[1]
@@ -96,7 +131,8 @@ def extra_law(
     else:
         q_next = jnp.take_along_axis(proposal.q, place, axis=1)[:, 0]
     rejected = num_accepted < proposal.num_guesses
-    return jnp.where(rejected[:, None], residual(p_next, q_next), p_next)
+    weighted = p_next if weight is None else weight[:, None] * p_next
+    return jnp.where(rejected[:, None], residual(weighted, q_next), p_next)
 
 
 def at_guesses(
@@ -104,6 +140,12 @@ def at_guesses(
 ) -> Float[Array, "batch gamma"]:
     """x[b, i, tokens[b, i]]."""
     return jnp.take_along_axis(x[:, : tokens.shape[1]], tokens[..., None], axis=-1)[..., 0]
+
+
+def _q_of_guesses(proposal: Proposal, dtype: jnp.dtype) -> Float[Array, "batch gamma"]:
+    if proposal.q is None:
+        return jnp.ones(proposal.tokens.shape, dtype)
+    return at_guesses(proposal.q, proposal.tokens)
 
 
 def token(
@@ -115,24 +157,135 @@ def token(
       keys: the step's random keys.
       target: what the target says at the gamma + 1 places.
       proposal: the guesses.
-      lenience: 1 is exact; below 1, q is scaled in the comparison only (appendix A.5).
+      lenience: 1 is exact. Below 1, q is scaled in the comparison only, and a row of temperature 0 accepts a guess at
+        least `lenience` times as likely as the likeliest id (appendix A.5).
 
     Returns:
       num_accepted: int32 [batch], n.
       extra_token: int32 [batch], t.
     """
     p, guesses = target.p, proposal.tokens
+    gamma = guesses.shape[1]
+    best = jnp.max(target.log_probs[:, :gamma], axis=-1)
+    near_best = (lenience < 1) & (at_guesses(target.log_probs, guesses) >= jnp.log(lenience) + best)
     if isinstance(p, PointMass):  # p(x) is 1 or 0, whatever q is: accepted when equal
-        n = count_accepted(guesses == p.tokens[:, :-1], proposal.num_guesses)
+        n = count_accepted((guesses == p.tokens[:, :-1]) | near_best, proposal.num_guesses)
         return n, jnp.take_along_axis(p.tokens, n[:, None], axis=1)[:, 0]
-    q_guess = jnp.ones((), p.dtype) if proposal.q is None else at_guesses(proposal.q, guesses)
     # 3. r_i ~ U(0,1); n = min({i-1 : r_i > p_i(x_i)/q_i(x_i)} or {gamma})
-    r = uniforms(keys, ACCEPT, guesses.shape[1])
-    p_guess = at_guesses(p, guesses)
-    passed = accepts(r, p_guess, jnp.broadcast_to(q_guess, p_guess.shape), lenience)
-    n = count_accepted(passed, proposal.num_guesses)
+    r = uniforms(keys, ACCEPT, gamma)
+    passed = accepts(r, at_guesses(p, guesses), _q_of_guesses(proposal, p.dtype), lenience)
+    n = count_accepted(passed | (target.greedy[:, None] & near_best), proposal.num_guesses)
     # 4. p' = p_{n+1}; if n < gamma: p' = norm(max(0, p_{n+1} - q_{n+1})).   5. t ~ p'
     return n, draw(extra_law(p, proposal, n), uniforms(keys, EXTRA, 1)[:, 0])
+
+
+def block_weights(p: Float[Array, "batch gamma"], q: Float[Array, "batch gamma"]) -> Float[Array, "batch block"]:
+    """P_0 = 1 and P_i = min(1, P_{i-1} p_i(x_i) / q_i(x_i)), given the guesses' probabilities; [batch, gamma + 1]."""
+    one = jnp.ones((), p.dtype)
+
+    def next_weight(weight: Array, p_and_q: tuple[Array, Array]) -> tuple[Array, Array]:
+        weight = accept_probability(weight * p_and_q[0], p_and_q[1], one)
+        return weight, weight
+
+    first = jnp.ones(p.shape[:1], p.dtype)
+    _, weights = jax.lax.scan(next_weight, first, (p.T, q.T))
+    return jnp.concatenate([first[:, None], weights.T], axis=1)
+
+
+def block_accept_probability(
+    weights: Float[Array, "batch block"], p: Float[Array, "batch block vocab"], proposal: Proposal
+) -> Float[Array, "batch gamma"]:
+    """h_i = S_i / (S_i + 1 - P_i) with S_i = sum_x max(0, P_i p_{i+1}(x) - q_{i+1}(x)); h of a row's last guess is P_i.
+
+    Entry i - 1 is h_i, the probability with which guess i passes; entries behind the row's last guess mean nothing.
+    """
+    tokens = proposal.tokens
+    gamma = tokens.shape[1]
+    here = weights[:, 1:]  # P_1 .. P_gamma
+    if proposal.q is None:
+        above = here[:, :-1] * (1 - at_guesses(p, tokens)[:, 1:])
+    else:
+        above = jnp.sum(jnp.maximum(here[:, :-1, None] * p[:, 1:gamma] - proposal.q[:, 1:], 0), axis=-1)
+    above = jnp.pad(above, ((0, 0), (0, 1)))
+    total = above + 1 - here
+    h = jnp.where(total > 0, above / jnp.where(total > 0, total, 1), 1)  # 0/0: P_i is 1, and nothing is above q
+    last = jnp.arange(1, gamma + 1)[None] == proposal.num_guesses[:, None]
+    return jnp.where(last, here, h)
+
+
+def count_block(passed: Bool[Array, "batch gamma"], num_guesses: Int32[Array, " batch"]) -> Int32[Array, " batch"]:
+    """The block rule's n: the last guess that passed, whatever came of those before it."""
+    number = jnp.arange(1, passed.shape[1] + 1, dtype=jnp.int32)[None]
+    counts = passed & (number <= num_guesses[:, None])
+    return jnp.max(jnp.where(counts, number, 0), axis=1, initial=0)
+
+
+def block(
+    keys: StepKeys, target: Target, proposal: Proposal, lenience: Float32[Array, ""]
+) -> tuple[Int32[Array, " batch"], Int32[Array, " batch"]]:
+    """Block verification; see `token` for arguments and results. Exact only, so `lenience` has to be 1."""
+    p, guesses = target.p, proposal.tokens
+    if isinstance(p, PointMass) or guesses.shape[1] == 0:
+        return token(keys, target, proposal, lenience)
+    weights = block_weights(at_guesses(p, guesses), _q_of_guesses(proposal, p.dtype))
+    h = block_accept_probability(weights, p, proposal)
+    n = count_block(uniforms(keys, ACCEPT, guesses.shape[1]) < h, proposal.num_guesses)
+    weight = jnp.take_along_axis(weights, n[:, None], axis=1)[:, 0]
+    return n, draw(extra_law(p, proposal, n, weight), uniforms(keys, EXTRA, 1)[:, 0])
+
+
+def coupled(
+    keys: StepKeys, target: Target, proposal: Proposal, lenience: Float32[Array, ""]
+) -> tuple[Int32[Array, " batch"], Int32[Array, " batch"]]:
+    """Emits the target's own draws, argmax(log p + noise), and accepts a guess that equals its place's.
+
+    The noise belongs to the absolute position and guesses are drawn with it too (`draw_guess`), so they are often
+    equal; what is emitted does not depend on them. See `token` for arguments and results. `lenience` has to be 1.
+    """
+    del lenience
+    if isinstance(target.p, PointMass):
+        tokens = target.p.tokens
+    else:
+        assert keys.noise is not None, "step_keys makes the noise of this rule"
+        tokens = draw_coupled(target.p, keys.noise)
+    n = count_accepted(proposal.tokens == tokens[:, :-1], proposal.num_guesses)
+    return n, jnp.take_along_axis(tokens, n[:, None], axis=1)[:, 0]
+
+
+def step_keys(
+    rule: Rule, rngs: Key[Array, " batch"], positions: Int32[Array, " batch"], gamma: int, vocab: int
+) -> StepKeys:
+    """A step's random keys, with the noise that the coupled rule shares between target and draft."""
+    noise = gumbel_noise(rngs, positions, gamma + 1, vocab) if rule is coupled else None
+    return StepKeys(rngs, positions, noise)
+
+
+def draw_guess(
+    keys: StepKeys, q: Float[Array, "batch vocab"], u: Float32[Array, " batch"], place: Int32[Array, ""]
+) -> Int32[Array, " batch"]:
+    """x_i ~ q_i: by the shared noise of its place where there is one, else by inverse CDF at u."""
+    if keys.noise is None:
+        return draw(q, u)
+    return draw_coupled(q, jax.lax.dynamic_index_in_dim(keys.noise, place, axis=1, keepdims=False))
+
+
+def default_rule(lenience: float | int) -> Rule:
+    """The block rule; the token rule where lenience is below 1, since it alone knows what to do with that."""
+    return block if lenience == 1 else token
+
+
+def check_lenience(rule: Rule, lenience: float | int) -> None:
+    """Refuses a lenience that is out of range or means nothing to the rule.
+
+    Raises:
+      ValueError: it says which.
+    """
+    if not 0 < lenience <= 1:
+        raise ValueError(f"lenience is {lenience}; it must be above 0 and at most 1 (1 is exact).")
+    if lenience < 1 and rule in (block, coupled):
+        raise ValueError(
+            f"lenience is {lenience} and the rule is {rule.__name__}, which is exact or nothing; use the token rule."
+        )
 
 
 def beta(p: Standardized, proposal: Proposal) -> Float[Array, "batch gamma"]:

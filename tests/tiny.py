@@ -30,11 +30,19 @@ def model(vocab: int = 6, emb: int = 8, layers: int = 1, start_id: int = 0, **kw
 
 @functools.cache
 def params(t5: T5, seed: int = 0, sharpness: float = 1.0):
-    """Random weights; a greater sharpness makes the predictions less uniform."""
-    tree = t5.init(jax.random.key(seed))
-    kernel = tree["decoder"]["logits_dense"]["kernel"]
-    tree["decoder"]["logits_dense"]["kernel"] = kernel * sharpness
-    return tree
+    """Random weights, drawn without compiling anything; a greater sharpness makes the predictions less uniform."""
+    rng = np.random.default_rng(seed)
+
+    def weight(path, shape):
+        name = path[-1].key
+        if name == "scale":
+            return jnp.ones(shape.shape)
+        std = 1.0 if name == "embedding" else shape.shape[0] ** -0.5
+        if "logits_dense" in str(path):
+            std *= sharpness
+        return jnp.asarray(rng.normal(0.0, std, shape.shape), jnp.float32)
+
+    return jax.tree_util.tree_map_with_path(weight, t5.param_shapes())
 
 
 def nudged(tree, amount: float, seed: int = 9):

@@ -148,7 +148,9 @@ def keys(batch):
 def test_greedy_target_accepts_what_equals_its_argmax():
     p = PointMass(jnp.asarray([[4, 5, 6], [4, 5, 6], [4, 5, 6]]))
     proposal = Proposal(jnp.asarray([[4, 5], [4, 9], [9, 5]]), None, jnp.full((3,), 2, jnp.int32))
-    n, extra = verification.token(keys(3), Target(p, jnp.zeros((3, 3, 10))), proposal, jnp.float32(1))
+    n, extra = verification.token(
+        keys(3), Target(p, jnp.zeros((3, 3, 10)), jnp.ones(3, bool)), proposal, jnp.float32(1)
+    )
     assert n.tolist() == [2, 1, 0] and extra.tolist() == [6, 5, 4]
 
 
@@ -158,7 +160,7 @@ def test_point_mass_guesses_equal_their_one_hot_q():
     p = jnp.asarray(rng.dirichlet(np.ones(vocab), (batch, 3)), jnp.float32)
     guesses = jnp.asarray(rng.integers(vocab, size=(batch, 2)), jnp.int32)
     num = jnp.full((batch,), 2, jnp.int32)
-    target = Target(p, jnp.log(p))
+    target = Target(p, jnp.log(p), jnp.zeros(batch, bool))
     point = verification.token(keys(batch), target, Proposal(guesses, None, num), jnp.float32(1))
     dense = Proposal(guesses, jax.nn.one_hot(guesses, vocab), num)
     np.testing.assert_array_equal(point, verification.token(keys(batch), target, dense, jnp.float32(1)))
@@ -169,7 +171,7 @@ def test_point_mass_guesses_equal_their_one_hot_q():
 def test_nothing_proposed_draws_from_p():
     p = jnp.tile(jnp.asarray([0.0, 0.0, 1.0]), (4, 1, 1))
     proposal = Proposal(jnp.zeros((4, 0), jnp.int32), None, jnp.zeros((4,), jnp.int32))
-    n, extra = verification.token(keys(4), Target(p, p), proposal, jnp.float32(1))
+    n, extra = verification.token(keys(4), Target(p, p, jnp.zeros(4, bool)), proposal, jnp.float32(1))
     assert n.tolist() == [0] * 4 and extra.tolist() == [2] * 4
 
 
