@@ -15,6 +15,7 @@ from rouge_score import rouge_scorer
 from specdec_jax import generation
 from specdec_jax.decoding import autoregressive_decode
 from specdec_jax.packaged import DEMO_DIRECTORY, model_names, resolve
+from specdec_jax.settings import Settings
 from specdec_jax.training.text import TASK_PREFIXES
 from specdec_jax.vocabularies import load_vocabulary
 
@@ -23,7 +24,7 @@ def outputs(checkpoint: str, inputs: list[str], prefix: str) -> list[str]:
     """Greedy outputs of one model."""
     vocabulary = load_vocabulary(resolve("demo:vocabulary"))
     model, params = generation.load_model(checkpoint)
-    settings = generation.Settings(gamma=1, batch_size=25, max_input_length=128, task_prefix=prefix)
+    settings = Settings(gamma=1, batch_size=25, max_input_length=128, task_prefix=prefix)
     encoded = generation.encode(inputs, vocabulary, settings)
     decoded = []
     for batch in generation.make_batches(encoded, vocabulary, settings, length=128):

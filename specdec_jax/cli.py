@@ -2,6 +2,7 @@
 
     specdec generate --gin_file=configs/demo_ende.gin "The package is not installed."
     specdec generate --gin_file=configs/demo_ende.gin --gin.GAMMA=7 --trace < lines.txt
+    specdec verify --gin_file=configs/demo_ende.gin "The package is not installed."
     specdec demo
 
 Flags are those of T5X's programs: --gin_file, --gin.NAME=value, --gin_search_paths. A gin file's name is looked up in
@@ -24,13 +25,15 @@ from typing import Any, NoReturn, TypeVar
 import gin.config
 import jax
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.status import Status
 
-from specdec_jax import comparison, generation, trace
+from specdec_jax import certificate, comparison, generation, trace
 from specdec_jax import demo as demonstration
-from specdec_jax.generation import Batch, Models, Pair, Settings
+from specdec_jax.generation import Batch, Pair
 from specdec_jax.models.t5 import T5Config
 from specdec_jax.packaged import GIN_ROOTS, resolve
+from specdec_jax.settings import Models, Settings
 from specdec_jax.timing import timed
 from specdec_jax.vocabularies import load_vocabulary
 
@@ -62,6 +65,14 @@ def generate(
     temperature: Any,
     top_k: Any,
     top_p: Any,
+    min_p: Any,
+    min_decode_length: Any,
+    forbidden_ids: Any,
+    repetition_penalty: Any,
+    no_repeat_ngram: Any,
+    draft_temperature: Any,
+    rule: Any,
+    lenience: Any,
     seed: Any,
     max_decode_length: Any,
     max_input_length: Any,
@@ -92,7 +103,7 @@ def _checked(options: type[_Options], values: Mapping[str, Any]) -> _Options:
     chosen = {}
     for field in dataclasses.fields(options):  # pyright: ignore[reportArgumentType]
         value = values[field.name]
-        if field.type is float and type(value) is int:
+        if field.type in (float, float | None) and type(value) is int:
             value = float(value)
         kind: Any = field.type
         if not isinstance(value, kind) or isinstance(value, bool):
@@ -103,20 +114,23 @@ def _checked(options: type[_Options], values: Mapping[str, Any]) -> _Options:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; every mistake of the user is one line on stderr and exit status 2."""
-    commands = {"generate": _generate, "demo": _demo}
+    """Runs the command.
+
+    Returns:
+      The exit status: 0, 1 where `verify` fails, 2 for a mistake of the user, which is one line on stderr.
+    """
+    commands = {"generate": _generate, "verify": _verify, "demo": _demo}
     try:
         parser = _Parser(prog="specdec", description="Speculative decoding for T5.")
         parser.add_argument("command", choices=commands, help="specdec COMMAND --help says more")
         parser.add_argument("arguments", nargs=argparse.REMAINDER)
         args = parser.parse_args(argv)
-        commands[args.command](args.arguments)
+        return commands[args.command](args.arguments)
     except (ValueError, OSError) as error:
         print(f"error: {_one_line(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
-    return 0
 
 
 class _Parser(argparse.ArgumentParser):
@@ -137,7 +151,7 @@ def _gin_parser(command: str, description: str) -> _Parser:
     return parser
 
 
-def _generate(argv: Sequence[str]) -> None:
+def _generate(argv: Sequence[str]) -> int:
     parser = _gin_parser("generate", "Decodes texts speculatively, one output line per input.")
     parser.add_argument("texts", nargs="*", metavar="TEXT", help="inputs; without any, the lines of stdin")
     mode = parser.add_mutually_exclusive_group()
@@ -155,13 +169,48 @@ def _generate(argv: Sequence[str]) -> None:
         _print_comparison(pair, batches, settings)
     else:
         _print_outputs(pair, batches, settings, texts, show_trace=args.trace, as_json=args.json)
+    return 0
 
 
-def _demo(argv: Sequence[str]) -> None:
+def _verify(argv: Sequence[str]) -> int:
+    parser = _gin_parser("verify", "Tests on inputs of one's own that guesses change nothing; prints a certificate.")
+    parser.add_argument("texts", nargs="*", metavar="TEXT", help="inputs; without any, the lines of stdin")
+    parser.add_argument("--sequences", type=int, default=2048, help="decoded per input of the law test (2048)")
+    parser.add_argument("--laws", type=int, default=2, help="inputs that the law test takes (2)")
+    parser.add_argument("--json", action="store_true", help="print the certificate as one JSON object")
+    args, bindings = _split(parser, argv)
+    if min(args.sequences, args.laws) < 1:
+        raise ValueError(f"--sequences and --laws are {args.sequences} and {args.laws}; both must be 1 or more.")
+    models, settings = _configure(generate, args, bindings)
+    texts = args.texts or _lines_of_stdin()
+    vocabulary = load_vocabulary(resolve(models.vocabulary), models.extra_ids)
+    encoded = generation.encode(texts, vocabulary, settings)
+    pair = generation.load_pair(models, vocabulary)
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=1.0)
+        found = certificate.verify(
+            pair,
+            texts,
+            encoded,
+            settings,
+            num_sequences=args.sequences,
+            num_laws=args.laws,
+            report=lambda name, share: progress.update(task, description=name, completed=share),
+        )
+    if args.json:
+        print(json.dumps({"models": dataclasses.asdict(models), **found.as_dict()}, ensure_ascii=False))
+    else:
+        print("\n".join(found.lines()))
+    return 0 if found.passed else 1
+
+
+def _demo(argv: Sequence[str]) -> int:
     parser = _gin_parser("demo", "Decodes packaged examples with every packaged draft model and prints a table.")
     args, bindings = _split(parser, argv)
     args.gin_file = args.gin_file or ["configs/demo.gin"]
     demonstration.run(_configure(demo, args, bindings), Console())
+    return 0
 
 
 def _lines_of_stdin() -> list[str]:

@@ -11,10 +11,11 @@ from jaxtyping import Array, Float32, Int32
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from specdec_jax.generation import Batch, Pair, Settings, decode, decode_plainly
+from specdec_jax.generation import Batch, Pair, decode, decode_plainly
 from specdec_jax.models.t5 import T5
 from specdec_jax.results import DecodingResult
-from specdec_jax.sampling import GREEDY_BELOW
+from specdec_jax.sampling import GREEDY_BELOW, End, PointMass, constrain, gumbel_noise, to_probabilities
+from specdec_jax.settings import Settings
 from specdec_jax.timing import interleaved
 from specdec_jax.types import Params
 
@@ -23,12 +24,13 @@ NEAR_TIE = {"float32": 1e-3, "bfloat16": 0.25}
 
 
 class Difference(NamedTuple):
-    """Where greedy speculative and plain decoding first differ in a row.
+    """Where speculative and plain decoding first differ in a row, though they should be equal.
 
     Attributes:
       row: the row.
       position: of the first token that differs.
-      margin: between the target's two best logits there, by teacher forcing.
+      margin: how far the target's choice was above its next best one there, by teacher forcing: of logits where it
+        is greedy, of noisy log-probabilities under the coupled rule.
     """
 
     row: int
@@ -44,7 +46,8 @@ class Comparison(NamedTuple):
       speculative: with guesses.
       plain_seconds: median time of a plain decode.
       speculative_seconds: median time of a speculative decode.
-      differences: rows whose tokens differ; None above temperature 0, where only the law is the same.
+      differences: rows whose tokens differ; None where only the law is the same: above temperature 0, unless the rule
+        is the coupled one, and where lenience is below 1.
     """
 
     plain: DecodingResult
@@ -91,7 +94,8 @@ def compare(pair: Pair, batch: Batch, settings: Settings, *, repeats: int) -> Co
         jax.tree.map(lambda x: x[: batch.num_rows], jax.device_get(timed.value)) for timed in (plain, speculative)
     )
     differences = None
-    if settings.temperature < GREEDY_BELOW:
+    same_tokens = settings.temperature < GREEDY_BELOW or settings.rule == "coupled"
+    if same_tokens and settings.lenience == 1:
         differences = find_differences(pair, batch, plain_result.tokens, speculative_result.tokens)
     return Comparison(plain_result, speculative_result, plain.seconds, speculative.seconds, differences)
 
@@ -104,32 +108,34 @@ def find_differences(
     rows = np.flatnonzero(unequal.any(axis=1))
     if not rows.size:
         return []
-    encoder_tokens = batch.inputs.encoder_tokens
-    assert encoder_tokens is not None
-    margins = _margins(
-        pair.target,
-        pair.target_params,
-        encoder_tokens[: len(plain)],
-        jnp.asarray(plain),
-        num_ids=pair.vocabulary.size,
-    )
+    margin = margins(pair, batch, plain)
     first = unequal.argmax(axis=1)
-    return [Difference(int(row), int(first[row]), float(margins[row, first[row]])) for row in rows]
+    return [Difference(int(row), int(first[row]), float(margin[row, first[row]])) for row in rows]
 
 
-@functools.partial(jax.jit, static_argnames=("target", "num_ids"))
+def margins(pair: Pair, batch: Batch, tokens: Int32[np.ndarray, "rows length"]) -> Float32[np.ndarray, "rows length"]:
+    """How far the target's choice is above its next best one at each place of plainly decoded outputs."""
+    filled = np.zeros((len(batch.seeds), tokens.shape[1]), np.int32)
+    filled[: len(tokens)] = tokens
+    found = _margins(pair.target, pair.target_params, batch, jnp.asarray(filled), pair.vocabulary.eos_id)
+    return np.asarray(found)[: len(tokens)]
+
+
+@functools.partial(jax.jit, static_argnames=("target", "eos_id"))
 def _margins(
-    target: T5,
-    params: Params,
-    encoder_tokens: Int32[Array, "batch length"],
-    tokens: Int32[Array, "batch max_length"],
-    *,
-    num_ids: int,
+    target: T5, params: Params, batch: Batch, tokens: Int32[Array, "batch max_length"], eos_id: int
 ) -> Float32[Array, "batch max_length"]:
-    """How far the best logit is above the next, at each place of an output."""
+    """How far the best score is above the next, at each place of an output."""
+    encoder_tokens, start = batch.inputs.encoder_tokens, jnp.zeros(tokens.shape[0], jnp.int32)
+    assert encoder_tokens is not None
     shifted = jnp.pad(tokens[:, :-1], ((0, 0), (1, 0)), constant_values=target.config.start_id)
-    logits = target.forward(params, encoder_tokens, shifted)[..., :num_ids]
-    best = jax.lax.top_k(logits, 2)[0]
+    sampling = batch.sampling._replace(end=End(jnp.asarray([eos_id], jnp.int32), start))
+    scores = constrain(target.forward(params, encoder_tokens, shifted), sampling, shifted, start)
+    p = to_probabilities(scores, sampling)
+    if not isinstance(p, PointMass):
+        rngs = jax.vmap(jax.random.key)(batch.seeds)
+        scores = jnp.log(p) + gumbel_noise(rngs, start, tokens.shape[1], target.vocab_size)
+    best = jax.lax.top_k(scores, 2)[0]
     return best[..., 0] - best[..., 1]
 
 
@@ -152,7 +158,7 @@ def near_tie(difference: Difference, dtype: str) -> bool:
 
 
 def verdict(comparisons: Sequence[Comparison], dtype: str) -> str:
-    """Whether the outputs are equal, in a word or two; "law" is that only their law is, above temperature 0."""
+    """Whether the outputs are equal, in a word or two; "law" says that no more than their law can be."""
     if any(c.differences is None for c in comparisons):
         return "law"
     differences = [d for c in comparisons for d in c.differences or ()]
@@ -163,13 +169,13 @@ def verdict(comparisons: Sequence[Comparison], dtype: str) -> str:
 
 
 def explain(comparisons: Sequence[Comparison], dtype: str) -> list[str]:
-    """A line for every input whose greedy outputs differ; inputs count from 1."""
+    """A line for every input whose outputs differ and should not; inputs count from 1."""
     lines, first = [], 1
     for comparison in comparisons:
         for d in comparison.differences or ():
             kind = "a near tie" if near_tie(d, dtype) else "NOT a near tie"
             lines.append(
-                f"input {first + d.row} differs from token {d.position + 1} on, where the target's two best logits "
+                f"input {first + d.row} differs from token {d.position + 1} on, where the target's two best choices "
                 f"are {d.margin:.2g} apart: {kind}."
             )
         first += len(comparison.plain.lengths)

@@ -14,7 +14,8 @@ from rich.table import Table
 
 from specdec_jax import comparison, packaged, trace
 from specdec_jax.comparison import Comparison
-from specdec_jax.generation import Batch, Models, Pair, Settings, decode, encode, load_pair, make_batches
+from specdec_jax.generation import Batch, Pair, decode, encode, load_pair, make_batches
+from specdec_jax.settings import Models, Settings
 from specdec_jax.timing import Call, seconds_per_call
 from specdec_jax.training.text import TASK_PREFIXES
 from specdec_jax.vocabularies import Vocabulary, load_vocabulary

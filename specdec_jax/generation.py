@@ -17,83 +17,19 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int32
 
+from specdec_jax import verification
 from specdec_jax.checkpoints import t5x
 from specdec_jax.decoding import autoregressive_decode, speculative_decode
 from specdec_jax.drafters.model import ModelDrafter
 from specdec_jax.models.t5 import T5, T5Config
 from specdec_jax.packaged import resolve
 from specdec_jax.results import DecodingResult, FinishReason
-from specdec_jax.sampling import Sampling, make_sampling
+from specdec_jax.sampling import Sampling
+from specdec_jax.settings import Models, Settings
 from specdec_jax.types import Inputs, Params
 from specdec_jax.vocabularies import Vocabulary
 
 _SHORTEST_INPUT = 32
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Models:
-    """Where two models and their vocabulary are.
-
-    Attributes:
-      target_checkpoint: T5X checkpoint of the target, or a "demo:" name.
-      draft_checkpoint: T5X checkpoint of the draft, or a "demo:" name.
-      vocabulary: a SentencePiece .model file, "bytes", or "demo:vocabulary".
-      extra_ids: sentinel ids to append to the vocabulary.
-      target_config: sizes that the checkpoint must have; None reads them off the checkpoint.
-      draft_config: likewise.
-      dtype: "float32" or "bfloat16", of weights and activations; None for float32 on CPU and bfloat16 elsewhere.
-    """
-
-    target_checkpoint: str
-    draft_checkpoint: str
-    vocabulary: str
-    extra_ids: int = 0
-    target_config: T5Config | None = None
-    draft_config: T5Config | None = None
-    dtype: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.dtype not in (None, "float32", "bfloat16"):
-            raise ValueError(f"dtype is {self.dtype!r}; it must be 'float32', 'bfloat16' or None (by device).")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
-    """How texts are decoded.
-
-    Attributes:
-      gamma: guesses per step.
-      temperature: 0 is argmax.
-      top_k: how many ids to keep; 0 for all.
-      top_p: probability to keep; 1 for all.
-      seed: where every row's own seed comes from, together with its index among all inputs.
-      max_decode_length: tokens of an output at most, its end included.
-      max_input_length: tokens of an input at most, task prefix and end included.
-      batch_size: inputs decoded together.
-      task_prefix: what is put before each input.
-    """
-
-    gamma: int
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-    max_decode_length: int = 64
-    max_input_length: int = 512
-    batch_size: int = 1
-    task_prefix: str = ""
-
-    def __post_init__(self) -> None:
-        for name in ("gamma", "max_decode_length", "max_input_length", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more.")
-        if self.seed < 0:
-            raise ValueError(f"seed is {self.seed}; it must be 0 or more.")
-        self.sampling(1)  # raises what it has to say about temperature, top_k and top_p
-
-    def sampling(self, batch: int, num_ids: int | None = None) -> Sampling:
-        """The settings of the draws, for a batch."""
-        return make_sampling(batch, temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, num_ids=num_ids)
 
 
 class Pair(NamedTuple):
@@ -186,7 +122,8 @@ class Batch(NamedTuple):
     Attributes:
       inputs: encoder tokens int32 [batch, length].
       seeds: int32 [batch].
-      sampling: the settings of the draws.
+      sampling: the settings of the target's draws.
+      draft_sampling: of the draft's.
       num_rows: how many rows are inputs; those behind them are copies of the last one, so that a shorter last batch
         has the shape of the others. Copies do what their original does, so they cost no further steps.
     """
@@ -194,6 +131,7 @@ class Batch(NamedTuple):
     inputs: Inputs
     seeds: Int32[Array, " batch"]
     sampling: Sampling
+    draft_sampling: Sampling
     num_rows: int
 
 
@@ -221,7 +159,8 @@ def make_batches(
             tokens[row, : len(encoded[i])] = encoded[i]
         seeds = jnp.asarray([row_seed(settings.seed, i) for i in places], jnp.int32)
         sampling = settings.sampling(len(places), vocabulary.size)
-        batches.append(Batch(Inputs(jnp.asarray(tokens)), seeds, sampling, len(rows)))
+        draft_sampling = settings.sampling(len(places), vocabulary.size, of_draft=True)
+        batches.append(Batch(Inputs(jnp.asarray(tokens)), seeds, sampling, draft_sampling, len(rows)))
     return batches
 
 
@@ -249,13 +188,16 @@ def decode(pair: Pair, batch: Batch, settings: Settings) -> DecodingResult:
         gamma=settings.gamma,
         max_length=settings.max_decode_length,
         sampling=batch.sampling,
+        draft_sampling=batch.draft_sampling,
         seeds=batch.seeds,
         eos_ids=(pair.vocabulary.eos_id,),
+        rule=settings.verification_rule(),
+        lenience=settings.lenience,
     )
 
 
 def decode_plainly(pair: Pair, batch: Batch, settings: Settings) -> DecodingResult:
-    """Decoding of a batch with the target alone."""
+    """Decoding of a batch with the target alone; with the coupled rule's draws if that is the rule."""
     return autoregressive_decode(
         pair.target,
         pair.target_params,
@@ -264,6 +206,7 @@ def decode_plainly(pair: Pair, batch: Batch, settings: Settings) -> DecodingResu
         sampling=batch.sampling,
         seeds=batch.seeds,
         eos_ids=(pair.vocabulary.eos_id,),
+        rule=verification.coupled if settings.rule == "coupled" else verification.token,
     )
 
 
@@ -279,6 +222,8 @@ class Output(NamedTuple):
       num_target_calls: target calls.
       accept_counts: entry n is how many calls had n accepted guesses.
       alpha: mean probability of acceptance of the guesses that were tested; 0 where none was.
+      alpha_error: its standard error.
+      exact: whether the lenience was 1, so that the output has the target's own law.
     """
 
     text: str
@@ -289,6 +234,8 @@ class Output(NamedTuple):
     num_target_calls: int
     accept_counts: list[int]
     alpha: float
+    alpha_error: float
+    exact: bool
 
 
 def read_outputs(result: DecodingResult, batch: Batch, vocabulary: Vocabulary) -> list[Output]:
@@ -308,6 +255,8 @@ def read_outputs(result: DecodingResult, batch: Batch, vocabulary: Vocabulary) -
                 num_target_calls=int(result.num_target_calls[row]),
                 accept_counts=result.accept_counts[row].tolist(),
                 alpha=float(result.alpha[row]),
+                alpha_error=float(result.alpha_error[row]),
+                exact=bool(result.exact[row]),
             )
         )
     return outputs

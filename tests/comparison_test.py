@@ -1,3 +1,4 @@
+import dataclasses
 import io
 
 import jax
@@ -9,8 +10,8 @@ from rich.console import Console
 
 from specdec_jax import comparison, generation
 from specdec_jax.comparison import Comparison, Difference
-from specdec_jax.generation import Settings
 from specdec_jax.results import DecodingResult
+from specdec_jax.settings import Settings
 from specdec_jax.vocabularies import ByteVocabulary
 
 VOCABULARY = ByteVocabulary()
@@ -54,6 +55,22 @@ def test_differences_carry_the_targets_margin(pair, batch, compared):
     assert int(jnp.argmax(logits)) == plain[1, 3]
     assert found.margin == pytest.approx(best - second, abs=1e-4)
     assert found.margin > 1
+
+
+def test_the_coupled_rule_is_compared_token_by_token(pair, batch):
+    settings = dataclasses.replace(SETTINGS, temperature=1.0, rule="coupled")
+    sampled = batch._replace(
+        sampling=settings.sampling(len(batch.seeds), VOCABULARY.size),
+        draft_sampling=settings.sampling(len(batch.seeds), VOCABULARY.size, of_draft=True),
+    )
+    compared = comparison.compare(pair, sampled, settings, repeats=1)
+    assert compared.differences == []
+    other = np.array(compared.plain.tokens)
+    other[2, 0] += 1
+    (found,) = comparison.find_differences(pair, sampled, np.asarray(compared.plain.tokens), other)
+    assert (found.row, found.position) == (2, 0) and found.margin > 0
+    lenient = dataclasses.replace(SETTINGS, lenience=0.5)
+    assert comparison.compare(pair, batch, lenient, repeats=1).differences is None
 
 
 def made(lengths, calls, trials, beta, plain_seconds, seconds, differences=()):

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from specdec_jax import demo, packaged
 from specdec_jax.checkpoints import t5x
-from specdec_jax.generation import Settings
+from specdec_jax.settings import Settings
 from specdec_jax.vocabularies import load_vocabulary, train_sentencepiece
 
 OPTIONS = demo.Options(gamma=1, max_decode_length=6, max_input_length=32, seed=0, num_examples=1, num_repeats=1)

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import tiny
 
-from specdec_jax import generation
+from specdec_jax import generation, verification
 from specdec_jax.checkpoints import t5x
-from specdec_jax.generation import Models, Settings
 from specdec_jax.models.t5 import T5, T5Config
+from specdec_jax.settings import RULES, Models, Settings
 from specdec_jax.vocabularies import ByteVocabulary
 
 VOCABULARY = ByteVocabulary()
@@ -118,11 +118,59 @@ def test_a_short_batch_is_filled_with_copies():
         ({"seed": -1}, "^seed is -1"),
         ({"batch_size": 0}, "^batch_size is 0"),
         ({"max_decode_length": 0}, "^max_decode_length is 0"),
+        ({"min_decode_length": -1}, "^min_decode_length is -1; it must be 0 or more"),
+        ({"min_decode_length": 65}, "^min_decode_length is 65; it must not be above max_decode_length, 64"),
+        ({"draft_temperature": -1.0}, "^temperature is -1"),
+        ({"forbidden_ids": (-1,)}, r"^forbidden_ids is \(-1,\); each must be an id"),
+        ({"rule": "blok"}, "^rule is 'blok'; it must be one of 'token', 'block', 'coupled', or None"),
+        ({"rule": "block", "lenience": 0.5}, "^lenience is 0.5 and the rule is block"),
+        ({"lenience": 0.0}, "^lenience is 0.0; it must be above 0"),
     ],
 )
 def test_wrong_settings(wrong, message):
     with pytest.raises(ValueError, match=message):
         Settings(**{"gamma": 1, **wrong})
+
+
+def test_rules_by_name():
+    assert Settings(gamma=1).verification_rule() is verification.block
+    assert Settings(gamma=1, lenience=0.5).verification_rule() is verification.token
+    for name, rule in RULES.items():
+        assert Settings(gamma=1, rule=name).verification_rule() is rule and rule.__name__ == name
+
+
+def test_the_draft_has_a_temperature_of_its_own(random_pair):
+    settings = Settings(gamma=2, temperature=1.0, draft_temperature=0.0, **mini_pair.LIMITS)
+    (batch,) = generation.make_batches([[5, 6, 1]], VOCABULARY, settings)
+    assert batch.sampling.temperature is not None and batch.draft_sampling.temperature is None
+    assert Settings(gamma=2, temperature=1.0).sampling(1, of_draft=True).temperature is not None
+
+
+def test_constraints_hold_in_every_output(random_pair):
+    """Each of them, under the settings that a user gives; the tiny models would break them all."""
+    kwargs = {"temperature": 1.0, "min_decode_length": 30, "no_repeat_ngram": 1, "forbidden_ids": tuple(range(3, 200))}
+    for output in outputs(random_pair, ["a", "b", "c"], **kwargs):
+        assert output.length >= 30 and not set(output.tokens) & set(range(3, 200))
+        assert len(set(output.tokens)) == output.length and output.exact
+
+
+def test_lenience_says_that_it_is_inexact(random_pair):
+    lenient, strict = (
+        outputs(random_pair, ["a", "b"], temperature=1.0, lenience=lenience, rule="token") for lenience in (0.2, 1.0)
+    )
+    assert [o.exact for o in lenient] == [False, False] and [o.exact for o in strict] == [True, True]
+    accepted = [sum(n * count for o in some for n, count in enumerate(o.accept_counts)) for some in (lenient, strict)]
+    calls = [sum(o.num_target_calls for o in some) for some in (lenient, strict)]
+    assert accepted[0] / calls[0] > accepted[1] / calls[1]
+
+
+def test_coupled_outputs_are_those_of_plain_decoding(random_pair):
+    kwargs = {"temperature": 1.0, "rule": "coupled"}
+    plain = outputs(random_pair, ["a", "b", "c"], generation.decode_plainly, **kwargs)
+    for gamma in (1, 5):
+        guessed = outputs(random_pair, ["a", "b", "c"], gamma=gamma, **kwargs)
+        assert [o.tokens for o in guessed] == [o.tokens for o in plain]
+        assert any(o.num_target_calls < o.length for o in guessed)
 
 
 def test_wrong_dtype():

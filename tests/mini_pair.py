@@ -4,7 +4,7 @@ import json
 import pathlib
 from typing import Any
 
-from specdec_jax.generation import Models
+from specdec_jax.settings import Models
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 TARGET = str(FIXTURES / "mini_target" / "legacy_f32" / "checkpoint_1500")

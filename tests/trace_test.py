@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from specdec_jax import trace
+from specdec_jax.settings import Settings
 from specdec_jax.vocabularies import ByteVocabulary, SentencePieceVocabulary, train_sentencepiece
 
 BYTES = ByteVocabulary()
@@ -108,7 +109,7 @@ def test_show_of_a_real_decode():
 
     from specdec_jax import generation
 
-    settings = generation.Settings(gamma=4, batch_size=4, **mini_pair.LIMITS)
+    settings = Settings(gamma=4, batch_size=4, **mini_pair.LIMITS)
     pair = generation.load_pair(mini_pair.MODELS, BYTES)
     (batch,) = generation.make_batches(generation.encode(["west green"], BYTES, settings), BYTES, settings)
     result = jax.device_get(generation.decode(pair, batch, settings))

@@ -1,0 +1,320 @@
+"""Checks on a pair of models that speculative decoding says what the target says, and a certificate of what was found.
+
+Two tests, both on inputs of one's own:
+
+    law       sequences of three tokens under top_k 3 are few enough to know the probability of each by teacher forcing;
+              thousands of them are decoded speculatively and compared with that law by a chi-square test
+    greedy    outputs at temperature 0 equal those of plain decoding, apart from near ties, which are counted
+"""
+
+import dataclasses
+import functools
+import importlib.metadata
+import math
+import platform
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float32, Int32
+
+from specdec_jax import generation
+from specdec_jax.comparison import NEAR_TIE, Difference, find_differences, margins, near_tie
+from specdec_jax.generation import Batch, Pair
+from specdec_jax.models.t5 import T5
+from specdec_jax.sampling import End, PointMass, Sampling, standardize
+from specdec_jax.settings import Settings
+from specdec_jax.types import Params
+
+LENGTH, TOP_K = 3, 3
+SIGNIFICANCE = 1e-4
+"""Chance that a correct decoder fails the law test, all inputs together."""
+
+_FEWEST_EXPECTED = 5.0  # outcomes expected less often share a cell
+_BATCH = 128
+
+TokenLaw: TypeAlias = dict[tuple[int, ...], float]
+"""{emitted tokens: probability}."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LawTest:
+    """One input's chi-square test.
+
+    Attributes:
+      text: the input.
+      sequences: how many were decoded.
+      outcomes: how many different ones are possible.
+      impossible: how many were decoded that the target never says.
+      statistic: chi-square.
+      degrees: of freedom.
+      p_value: chance that a correct decoder has such a statistic or a greater one.
+      detectable: total variation from the target's law that this test would have caught with probability 0.99,
+        whatever its direction.
+    """
+
+    text: str
+    sequences: int
+    outcomes: int
+    impossible: int
+    statistic: float
+    degrees: int
+    p_value: float
+    detectable: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GreedyTest:
+    """All inputs' outputs at temperature 0.
+
+    Attributes:
+      inputs: how many.
+      tokens: emitted by plain decoding.
+      near_ties: places where the target's two best logits are so close that rounding may decide.
+      differences: inputs whose output differs from plain decoding's.
+      unexplained: those of them that do not differ at a near tie first.
+    """
+
+    inputs: int
+    tokens: int
+    near_ties: int
+    differences: int
+    unexplained: int
+
+
+class Certificate(NamedTuple):
+    """What was found, and with what."""
+
+    passed: bool
+    laws: list[LawTest]
+    greedy: GreedyTest
+    settings: dict[str, Any]
+    environment: dict[str, str]
+
+    def lines(self) -> list[str]:
+        """The certificate as text."""
+        found = []
+        for law in self.laws:
+            found += [
+                f"law     {law.text}",
+                f"        {law.sequences} sequences, {law.outcomes} possible outcomes, {law.impossible} others seen; "
+                f"chi-square {law.statistic:.1f} with {law.degrees} degrees of freedom, p = {law.p_value:.2g}; "
+                f"a total variation of {law.detectable:.2f} would have shown",
+            ]
+        greedy = self.greedy
+        settings = {name: self.settings[name] for name in ("gamma", "rule", "temperature", "seed")}
+        return [
+            *found,
+            f"greedy  {greedy.inputs} inputs, {greedy.tokens} tokens, {greedy.near_ties} near ties; "
+            f"{greedy.differences} outputs differ from plain decoding, {greedy.unexplained} of them not at a near tie",
+            "with    " + ", ".join(f"{name} {value}" for name, value in {**settings, **self.environment}.items()),
+            "PASSED" if self.passed else "FAILED",
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The certificate as plain values, for JSON."""
+        fields = {"laws": [dataclasses.asdict(law) for law in self.laws], "greedy": dataclasses.asdict(self.greedy)}
+        return {**self._asdict(), **fields}
+
+
+def verify(
+    pair: Pair,
+    texts: Sequence[str],
+    encoded: Sequence[Sequence[int]],
+    settings: Settings,
+    *,
+    num_sequences: int,
+    num_laws: int,
+    report: Callable[[str, float], None],
+) -> Certificate:
+    """Runs both tests.
+
+    Args:
+      pair: the models.
+      texts: inputs.
+      encoded: their ids, from `generation.encode`.
+      settings: gamma, rule, seed and lengths; the law test has a temperature of its own where that is 0.
+      num_sequences: sequences decoded of each input of the law test.
+      num_laws: how many inputs, from the first on, the law test takes.
+      report: told what is being done, and what share of it is done.
+
+    Raises:
+      ValueError: lenience is below 1, which nobody can certify.
+    """
+    if settings.lenience < 1:
+        raise ValueError(f"lenience is {settings.lenience}; only 1 is exact, so there is nothing to verify.")
+    chosen = min(num_laws, len(texts))
+    laws = []
+    for i in range(chosen):
+        name = f"law of input {i + 1} of {chosen}"
+        laws.append(check_law(pair, texts[i], encoded[i], settings, num_sequences, functools.partial(report, name)))
+    greedy = check_greedy(pair, encoded, settings, functools.partial(report, "greedy outputs"))
+    passed = all(law.p_value > SIGNIFICANCE / chosen for law in laws) and greedy.unexplained == 0
+    told = {**dataclasses.asdict(settings), "rule": settings.verification_rule().__name__}
+    return Certificate(passed, laws, greedy, told, environment(pair))
+
+
+def environment(pair: Pair) -> dict[str, str]:
+    """Versions, device and precision."""
+    device = jax.devices()[0]
+    versions = {name: importlib.metadata.version(name) for name in ("specdec_jax", "jax", "jaxlib", "flax", "numpy")}
+    machine = {"python": platform.python_version(), "device": f"{device.platform} {device.device_kind}"}
+    return {**versions, **machine, "dtype": pair.target.config.dtype.name}
+
+
+def check_law(
+    pair: Pair,
+    text: str,
+    ids: Sequence[int],
+    settings: Settings,
+    num_sequences: int,
+    report: Callable[[float], None],
+    decode: Callable[[Pair, Batch, Settings], Any] = generation.decode,
+) -> LawTest:
+    """Decodes many sequences of one input and compares them with their exact law."""
+    temperature = settings.temperature if settings.temperature >= 0.1 else 1.0
+    settings = dataclasses.replace(
+        settings,
+        temperature=temperature,
+        top_k=TOP_K,
+        max_decode_length=LENGTH,
+        min_decode_length=min(settings.min_decode_length, LENGTH),
+        batch_size=_BATCH,
+    )
+    (batch,) = generation.make_batches([ids] * _BATCH, pair.vocabulary, settings)
+    law = exact_law(pair, batch)
+    seen: Counter[tuple[int, ...]] = Counter()
+    num_calls = -(-num_sequences // _BATCH)
+    for call in range(num_calls):
+        seeds = [generation.row_seed(settings.seed, 1 + call * _BATCH + row) for row in range(_BATCH)]
+        result = jax.device_get(decode(pair, batch._replace(seeds=jnp.asarray(seeds, jnp.int32)), settings))
+        for tokens, length in zip(result.tokens.tolist(), result.lengths.tolist(), strict=True):
+            seen[tuple(tokens[:length])] += 1
+        report((call + 1) / num_calls)
+    return chi_square(text, law, seen)
+
+
+def exact_law(pair: Pair, batch: Batch) -> TokenLaw:
+    """The law of the first LENGTH tokens of the batch's first row, by teacher forcing of every beginning."""
+    eos_id = pair.vocabulary.eos_id
+    law: TokenLaw = {(): 1.0}
+    for depth in range(LENGTH):
+        beginnings = [tokens for tokens in law if eos_id not in tokens]
+        rows = np.zeros((TOP_K ** (LENGTH - 1), LENGTH), np.int32)
+        rows[:, 0] = pair.target.config.start_id
+        for row, tokens in enumerate(beginnings):
+            rows[row, 1 : 1 + depth] = tokens
+        p = np.asarray(_probabilities(pair.target, pair.target_params, batch, jnp.asarray(rows), eos_id))
+        ended = {tokens: probability for tokens, probability in law.items() if eos_id in tokens}
+        going_on = {
+            (*tokens, int(token)): law[tokens] * float(p[row, depth, token])
+            for row, tokens in enumerate(beginnings)
+            for token in np.flatnonzero(p[row, depth])
+        }
+        law = {**ended, **going_on}
+    return law
+
+
+@functools.partial(jax.jit, static_argnames=("target", "eos_id"))
+def _probabilities(
+    target: T5, params: Params, batch: Batch, tokens: Int32[Array, "rows length"], eos_id: int
+) -> Float32[Array, "rows length vocab"]:
+    """What the target says after every place of each row, the batch's first input before it."""
+    rows = tokens.shape[0]
+    assert batch.inputs.encoder_tokens is not None
+    encoder_tokens = jnp.broadcast_to(batch.inputs.encoder_tokens[:1], (rows, batch.inputs.encoder_tokens.shape[1]))
+    start = jnp.zeros(rows, jnp.int32)
+    sampling = _of_rows(batch.sampling, rows)._replace(end=End(jnp.asarray([eos_id], jnp.int32), start))
+    p = standardize(target.forward(params, encoder_tokens, tokens), sampling, tokens, start)
+    assert not isinstance(p, PointMass)
+    return p
+
+
+def _of_rows(sampling: Sampling, rows: int) -> Sampling:
+    """The first row's settings for so many rows."""
+    per_row = {
+        name: value[:rows]
+        for name, value in sampling._asdict().items()
+        if value is not None and name not in ("num_ids", "forbidden", "end")
+    }
+    return sampling._replace(**per_row)
+
+
+def chi_square(text: str, law: Mapping[tuple[int, ...], float], seen: Mapping[tuple[int, ...], int]) -> LawTest:
+    """Compares counts with a law; outcomes that are rare share a cell, impossible ones have no excuse."""
+    total = sum(seen.values())
+    impossible = sum(count for tokens, count in seen.items() if law.get(tokens, 0.0) < 1e-12)
+    cells, rare = [], [0.0, 0.0]
+    for tokens, probability in law.items():
+        expected, observed = probability * total, float(seen.get(tokens, 0))
+        if expected >= _FEWEST_EXPECTED:
+            cells.append((expected, observed))
+        else:
+            rare = [rare[0] + expected, rare[1] + observed]
+    if rare[0] >= _FEWEST_EXPECTED:
+        cells.append((rare[0], rare[1]))
+    expected, observed = np.array(cells, np.float64).reshape(-1, 2).T
+    statistic = float(((observed - expected) ** 2 / expected).sum())
+    degrees = max(len(cells) - 1, 1)
+    return LawTest(
+        text=text,
+        sequences=total,
+        outcomes=len(law),
+        impossible=impossible,
+        statistic=statistic,
+        degrees=degrees,
+        p_value=0.0 if impossible else _upper_tail(statistic, degrees),
+        detectable=detectable(degrees, total),
+    )
+
+
+def _upper_tail(statistic: float, degrees: int) -> float:
+    """P(chi-square with so many degrees of freedom > statistic)."""
+    return float(jax.scipy.stats.chi2.sf(statistic, degrees))
+
+
+def detectable(degrees: int, total: int, significance: float = SIGNIFICANCE) -> float:
+    """The total variation that the test catches with probability 0.99, whatever its direction.
+
+    A law at total variation d has a noncentrality of at least total (2 d)^2, by Cauchy and Schwarz. The noncentral
+    chi-square is taken as normal, with mean k + x and variance 2 (k + 2 x).
+    """
+    low, high = 0.0, 10.0 * degrees + 1000.0
+    for _ in range(60):  # the statistic that a correct decoder exceeds with probability `significance`
+        middle = (low + high) / 2
+        low, high = (middle, high) if _upper_tail(middle, degrees) > significance else (low, middle)
+    noncentrality = 0.0
+    while degrees + noncentrality - 2.33 * math.sqrt(2 * (degrees + 2 * noncentrality)) < high:
+        noncentrality += 0.1
+    return min(1.0, math.sqrt(noncentrality / total) / 2)
+
+
+def check_greedy(
+    pair: Pair, encoded: Sequence[Sequence[int]], settings: Settings, report: Callable[[float], None]
+) -> GreedyTest:
+    """Decodes every input at temperature 0, with guesses and without."""
+    settings = dataclasses.replace(settings, temperature=0.0, draft_temperature=None)
+    batches = generation.make_batches(encoded, pair.vocabulary, settings)
+    dtype = pair.target.config.dtype.name
+    tokens = near_ties = 0
+    differences: list[Difference] = []
+    for i, batch in enumerate(batches, start=1):
+        plain, guessed = (
+            jax.tree.map(lambda x, n=batch.num_rows: x[:n], jax.device_get(decode(pair, batch, settings)))
+            for decode in (generation.decode_plainly, generation.decode)
+        )
+        differences += find_differences(pair, batch, plain.tokens, guessed.tokens)
+        inside = np.arange(plain.tokens.shape[1])[None] < plain.lengths[:, None]
+        near = margins(pair, batch, plain.tokens) < NEAR_TIE[dtype]
+        tokens, near_ties = tokens + int(inside.sum()), near_ties + int((near & inside).sum())
+        report(i / len(batches))
+    return GreedyTest(
+        inputs=len(encoded),
+        tokens=tokens,
+        near_ties=near_ties,
+        differences=len(differences),
+        unexplained=sum(not near_tie(difference, dtype) for difference in differences),
+    )

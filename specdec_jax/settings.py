@@ -1,0 +1,121 @@
+"""What a run is told: which models, and how to decode with them. Checked before anything is read."""
+
+import dataclasses
+
+from specdec_jax import verification
+from specdec_jax.models.t5 import T5Config
+from specdec_jax.sampling import Sampling, make_sampling
+
+RULES = {"token": verification.token, "block": verification.block, "coupled": verification.coupled}
+"""The rules of verification by their names."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Models:
+    """Where two models and their vocabulary are.
+
+    Attributes:
+      target_checkpoint: T5X checkpoint of the target, or a "demo:" name.
+      draft_checkpoint: T5X checkpoint of the draft, or a "demo:" name.
+      vocabulary: a SentencePiece .model file, "bytes", or "demo:vocabulary".
+      extra_ids: sentinel ids to append to the vocabulary.
+      target_config: sizes that the checkpoint must have; None reads them off the checkpoint.
+      draft_config: likewise.
+      dtype: "float32" or "bfloat16", of weights and activations; None for float32 on CPU and bfloat16 elsewhere.
+    """
+
+    target_checkpoint: str
+    draft_checkpoint: str
+    vocabulary: str
+    extra_ids: int = 0
+    target_config: T5Config | None = None
+    draft_config: T5Config | None = None
+    dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype not in (None, "float32", "bfloat16"):
+            raise ValueError(f"dtype is {self.dtype!r}; it must be 'float32', 'bfloat16' or None (by device).")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How texts are decoded.
+
+    Attributes:
+      gamma: guesses per step.
+      temperature: 0 is argmax.
+      top_k: how many ids to keep; 0 for all.
+      top_p: probability to keep; 1 for all.
+      min_p: least likelihood to keep, as a share of the likeliest id's; 0 for all.
+      min_decode_length: tokens before the first that may be an output's end.
+      forbidden_ids: ids never to emit.
+      repetition_penalty: above 1 makes ids that came before less likely; 1 for no penalty.
+      no_repeat_ngram: length of a run of tokens that may not come twice; 0 for no such rule.
+      draft_temperature: the draft's own temperature, which changes the speed and not the law; None for the target's.
+      rule: of verification, "token", "block" or "coupled"; None for "block", or "token" where lenience is below 1.
+      lenience: 1 is exact; below 1 accepts more.
+      seed: where every row's own seed comes from, together with its index among all inputs.
+      max_decode_length: tokens of an output at most, its end included.
+      max_input_length: tokens of an input at most, task prefix and end included.
+      batch_size: inputs decoded together.
+      task_prefix: what is put before each input.
+    """
+
+    gamma: int
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    min_decode_length: int = 0
+    forbidden_ids: tuple = ()
+    repetition_penalty: float = 1.0
+    no_repeat_ngram: int = 0
+    draft_temperature: float | None = None
+    rule: str | None = None
+    lenience: float = 1.0
+    seed: int = 0
+    max_decode_length: int = 64
+    max_input_length: int = 512
+    batch_size: int = 1
+    task_prefix: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("gamma", "max_decode_length", "max_input_length", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more.")
+        if self.seed < 0:
+            raise ValueError(f"seed is {self.seed}; it must be 0 or more.")
+        if self.rule not in (None, *RULES):
+            raise ValueError(f"rule is {self.rule!r}; it must be one of {', '.join(map(repr, RULES))}, or None.")
+        verification.check_lenience(self.verification_rule(), self.lenience)
+        if self.min_decode_length < 0:
+            raise ValueError(f"min_decode_length is {self.min_decode_length}; it must be 0 or more.")
+        if self.min_decode_length > self.max_decode_length:
+            raise ValueError(
+                f"min_decode_length is {self.min_decode_length}; it must not be above max_decode_length, "
+                f"{self.max_decode_length}."
+            )
+        if not all(isinstance(i, int) and i >= 0 for i in self.forbidden_ids):
+            raise ValueError(f"forbidden_ids is {self.forbidden_ids}; each must be an id, 0 or more.")
+        for of_draft in (False, True):
+            self.sampling(1, of_draft=of_draft)  # raises what it has to say about the settings of the draws
+
+    def verification_rule(self) -> verification.Rule:
+        """The rule of verification."""
+        return verification.default_rule(self.lenience) if self.rule is None else RULES[self.rule]
+
+    def sampling(self, batch: int, num_ids: int | None = None, *, of_draft: bool = False) -> Sampling:
+        """The settings of the draws, for a batch."""
+        own = self.draft_temperature if of_draft else None
+        return make_sampling(
+            batch,
+            temperature=self.temperature if own is None else own,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            min_length=self.min_decode_length,
+            forbidden=self.forbidden_ids,
+            repetition_penalty=self.repetition_penalty,
+            no_repeat_ngram=self.no_repeat_ngram,
+            num_ids=num_ids,
+        )
