@@ -1,7 +1,6 @@
-"""The law of whole sequences, decoded through the real loop and cache by tiny T5s, against teacher forcing.
+"""The law of whole sequences decoded through the real loop and cache, by chi-square against the target's exact law.
 
-A chi-square over every possible sequence, for each input of a batch. The controls are wrong in ways that decoders
-really were wrong, and must be rejected at the same size.
+Wrong decoders must be rejected at the same size, or the test would show nothing.
 """
 
 import dataclasses
@@ -13,29 +12,76 @@ import pytest
 import scipy.stats
 import tiny
 
-from specdec_jax import verification
+from specdec_jax import certificate, verification
 from specdec_jax.decoding import autoregressive_decode, speculative_decode
 from specdec_jax.drafters.model import ModelDrafter
-from specdec_jax.sampling import ACCEPT, EXTRA, draw, make_sampling, uniforms
+from specdec_jax.sampling import ACCEPT, EXTRA, StepKeys, draw, make_sampling, standardize, uniforms
 from specdec_jax.types import Inputs
 from specdec_jax.verification import Proposal
 
 VOCAB, LENGTH = 4, 3
 TARGET = tiny.model(vocab=VOCAB)
-ROWS = 4096
+ROWS, CALLS = 4096, 5
 X = jnp.asarray([[2, 3, 2, 0], [3, 0, 0, 0]], jnp.int32)  # two inputs, in turn along the batch
-DRAFTS = {
-    "near": (tiny.nudged(tiny.params(TARGET, 0, 2.0), 0.3), {}),
-    "other": (tiny.params(TARGET, 8, 2.0), {}),
-    "argmax": (tiny.nudged(tiny.params(TARGET, 0, 2.0), 0.3), {"temperature": 0.0}),
-}
+NEAR = tiny.nudged(tiny.params(TARGET, 0, 2.0), 0.3)
+OTHER = tiny.params(TARGET, 8, 2.0)
+RULES = (verification.token, verification.block, verification.coupled)
 
 
 def params():
     return tiny.params(TARGET, 0, 2.0)
 
 
-def p_values(decode, sampling_of, calls: int) -> list[float]:
+@dataclasses.dataclass(frozen=True)
+class Fewer:
+    """A model that makes 0 to gamma guesses, by the position and the row's last token."""
+
+    inner: ModelDrafter
+
+    def init(self, params, inputs, cache_length):
+        return self.inner.init(params, inputs, cache_length)
+
+    def propose(self, params, state, tokens, positions, *, gamma, sampling, keys):
+        guesses, qs = [], []
+        newest = jnp.take_along_axis(tokens, positions[:, None], axis=1)[:, 0]
+        u = uniforms(keys, 0, gamma)
+        rows = jnp.arange(tokens.shape[0])
+        for i in range(gamma):
+            logits, state = self.inner.step(params, state, tokens, positions + i, first=i == 0)
+            q = standardize(logits[:, None], sampling, tokens, positions + i)[:, 0]
+            x = verification.draw_guess(keys, q, u[:, i], jnp.int32(i))
+            tokens = tokens.at[rows, positions + i + 1].set(x)
+            guesses, qs = [*guesses, x], [*qs, q]
+        num_guesses = (positions + newest) % (gamma + 1)
+        return Proposal(jnp.stack(guesses, 1), jnp.stack(qs, 1), num_guesses), state
+
+
+@dataclasses.dataclass(frozen=True)
+class Copying:
+    """Point masses: what stands in the encoder input, whatever the target wants."""
+
+    def init(self, params, inputs, cache_length):
+        return inputs.encoder_tokens
+
+    def propose(self, params, state, tokens, positions, *, gamma, sampling, keys):
+        places = (positions[:, None] + jnp.arange(gamma)[None]) % 2
+        guesses = jnp.take_along_axis(state, places, axis=1)
+        return Proposal(guesses, None, jnp.full((tokens.shape[0],), gamma, jnp.int32)), state
+
+
+MODEL = ModelDrafter(TARGET)
+# name: drafter, its parameters, its own sampling settings
+DRAFTS = {
+    "near": (MODEL, NEAR, {}),
+    "other": (MODEL, OTHER, {}),
+    "argmax": (MODEL, NEAR, {"temperature": 0.0}),
+    "cold": (MODEL, NEAR, {"temperature": 0.5}),
+    "fewer": (Fewer(MODEL), OTHER, {}),
+    "copying": (Copying(), None, {}),
+}
+
+
+def p_values(decode, sampling_of, calls=CALLS) -> list[float]:
     """Decodes `calls` batches; the p-value of a chi-square for each input."""
     x = Inputs(jnp.tile(X, (ROWS // 2, 1)))
     sampling = sampling_of(ROWS)
@@ -47,7 +93,7 @@ def p_values(decode, sampling_of, calls: int) -> list[float]:
     lengths = np.concatenate([n for _, n in sequences])
     values = []
     for row in range(2):
-        law = tiny.exact_law(TARGET, params(), X[row : row + 1], sampling_of(1), LENGTH)
+        law = tiny.exact_law(TARGET, params(), X[row : row + 1], sampling_of, LENGTH)
         assert abs(sum(law.values()) - 1) < 1e-5
         seen: dict = {}
         for sequence, length in zip(tokens[row::2].tolist(), lengths[row::2].tolist(), strict=True):
@@ -71,27 +117,33 @@ def chi_square(law: dict, seen: dict) -> float:
             rest = [rest[0] + expected, rest[1] + observed]
     if rest[0] >= 5:
         cells.append(tuple(rest))
+    if len(cells) == 1:
+        return 1.0  # one outcome, and it is what was seen
     expected, observed = np.array(cells).T
     statistic = ((observed - expected) ** 2 / expected).sum()
     return float(scipy.stats.chi2.sf(statistic, len(cells) - 1))
 
 
-def speculative(gamma, draft="near", rule=verification.token, drafter=None):
-    tree, draft_settings = DRAFTS[draft]
+def speculative(gamma, draft="near", rule=None, drafter=None, lenience=1.0):
+    usual, tree, own = DRAFTS[draft]
 
     def decode(x, sampling, seeds):
+        draft_sampling = sampling
+        if own:
+            draft_sampling = sampling._replace(temperature=make_sampling(ROWS, **own).temperature)
         return speculative_decode(
             TARGET,
             params(),
-            drafter or ModelDrafter(TARGET),
+            drafter or usual,
             tree,
             x,
             gamma=gamma,
             max_length=LENGTH,
             sampling=sampling,
-            draft_sampling=make_sampling(ROWS, **draft_settings) if draft_settings else None,
+            draft_sampling=draft_sampling,
             seeds=seeds,
             rule=rule,
+            lenience=lenience,
         )
 
     return decode
@@ -103,38 +155,54 @@ def settings(**kwargs):
 
 CASES = [
     (1, "near", {}),
-    (2, "other", {}),
-    (3, "near", {"temperature": 1.5}),
-    (2, "argmax", {}),
-    (3, "near", {"top_k": 2}),
+    (2, "other", {"repetition_penalty": 1.7}),
+    (3, "near", {"temperature": 1.5, "min_p": 0.2}),
+    (2, "argmax", {"no_repeat_ngram": 1}),
+    (3, "fewer", {"top_k": 2}),
     (2, "other", {"top_p": 0.6}),
-    (2, "near", {"temperature": 0.5, "top_k": 3, "top_p": 0.7}),
+    (4, "near", {"temperature": 0.5, "top_k": 3, "top_p": 0.7}),
+    (3, "cold", {"min_length": 2}),
+    (2, "copying", {"forbidden": (3,)}),
+    (4, "fewer", {"no_repeat_ngram": 2, "min_length": 1}),
 ]
+_SIGNIFICANCE = 1e-3 / (len(RULES) * 2 * len(CASES))  # Bonferroni
 
 
 @pytest.mark.parametrize(("gamma", "draft", "filters"), CASES)
-def test_sequences_have_the_target_law(gamma, draft, filters, record_property):
-    values = p_values(speculative(gamma, draft), settings(**filters), calls=5)
-    record_property("p_values", values)
-    print(f"gamma {gamma}, {draft}, {filters}: p = {values}")
-    assert min(values) > 1e-3 / (2 * len(CASES))  # Bonferroni
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_sequences_have_the_target_law(rule, gamma, draft, filters):
+    values = p_values(speculative(gamma, draft, rule), settings(**filters))
+    print(f"{rule.__name__}, gamma {gamma}, {draft}, {filters}: p = {values}")
+    assert min(values) > _SIGNIFICANCE
+
+
+def test_there_are_sequences_enough():
+    assert ROWS * CALLS * len(CASES) >= 200_000  # of every rule
+    # One case's input has half a batch; this total variation, and any above it, would be rejected.
+    power = certificate.detectable(VOCAB**LENGTH, ROWS * CALLS // 2, _SIGNIFICANCE)
+    print(f"total variation that is detected with probability 0.99: {power:.3f}")
+    assert power < 0.06
 
 
 def test_plain_sequences_have_the_target_law():
-    def decode(x, sampling, seeds):
-        return autoregressive_decode(TARGET, params(), x, max_length=LENGTH, sampling=sampling, seeds=seeds)
+    for rule in (verification.token, verification.coupled):
 
-    assert min(p_values(decode, settings(top_p=0.8), calls=5)) > 1e-3
+        def decode(x, sampling, seeds, rule=rule):
+            kwargs = {"max_length": LENGTH, "sampling": sampling, "seeds": seeds, "rule": rule}
+            return autoregressive_decode(TARGET, params(), x, **kwargs)
+
+        assert min(p_values(decode, settings(top_p=0.8))) > 1e-3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("filters", [{}, {"top_k": 2}, {"top_p": 0.6}, {"temperature": 0.5, "top_p": 0.7}])
 @pytest.mark.parametrize("draft", DRAFTS)
 @pytest.mark.parametrize("gamma", [1, 2, 3, 4])
-def test_sequences_have_the_target_law_at_length(gamma, draft, filters):
-    values = p_values(speculative(gamma, draft), settings(**filters), calls=50)
-    print(f"gamma {gamma}, {draft}, {filters}: p = {values}")
-    assert min(values) > 1e-2 / (2 * 4 * 4 * 3)
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_sequences_have_the_target_law_at_length(rule, gamma, draft, filters):
+    values = p_values(speculative(gamma, draft, rule), settings(**filters), calls=20)
+    print(f"{rule.__name__}, gamma {gamma}, {draft}, {filters}: p = {values}")
+    assert min(values) > 1e-2 / (2 * 4 * len(DRAFTS) * 4 * len(RULES))
 
 
 def always_accept(keys, target, proposal, lenience):
@@ -148,12 +216,21 @@ def extra_from_p(keys, target, proposal, lenience):
     return n, draw(p, uniforms(keys, EXTRA, 1)[:, 0])
 
 
-def softmaxed_residual(keys, target, proposal, lenience):
-    n, extra = verification.token(keys, target, proposal, lenience)
-    place = jnp.minimum(n, proposal.q.shape[1] - 1)[:, None, None]
-    p, q = (jnp.take_along_axis(x, place, axis=1)[:, 0] for x in (target.p, proposal.q))
-    wrong = draw(jax.nn.softmax(jnp.maximum(p - q, 0)), uniforms(keys, EXTRA, 1)[:, 0])
-    return n, jnp.where(n < proposal.num_guesses, wrong, extra)
+def another_residual(residual):
+    """The token rule with a residual of its own, made from p, q and the target's unfiltered distribution."""
+
+    def rule(keys, target, proposal, lenience):
+        n, extra = verification.token(keys, target, proposal, lenience)
+        place = jnp.minimum(n, proposal.q.shape[1] - 1)[:, None, None]
+        of_step = (target.p, proposal.q, jax.nn.softmax(target.log_probs))
+        weight = residual(*(jnp.take_along_axis(x, place, axis=1)[:, 0] for x in of_step))
+        return n, jnp.where(n < proposal.num_guesses, draw(weight, uniforms(keys, EXTRA, 1)[:, 0]), extra)
+
+    return rule
+
+
+softmaxed_residual = another_residual(lambda p, q, raw: jax.nn.softmax(jnp.maximum(p - q, 0)))
+residual_from_raw_p = another_residual(lambda p, q, raw: jnp.maximum(raw - q, 0))
 
 
 def reused_r(keys, target, proposal, lenience):
@@ -169,30 +246,53 @@ def dropped_for_low_q(keys, target, proposal, lenience):
     return verification.token(keys, target, proposal._replace(num_guesses=num_guesses), lenience)
 
 
-@dataclasses.dataclass(frozen=True)
-class ArgmaxWithSoftmax:
-    """Guesses the argmax, and says that it was drawn from the softmax."""
+def block_by_absolute_position(keys, target, proposal, lenience):
+    """Block verification whose numbers belong to a place of the sequence, and so come again after a rejection."""
+    p, guesses = target.p, proposal.tokens
+    weights = verification.block_weights(*(verification.at_guesses(x, guesses) for x in (p, proposal.q)))
+    h = verification.block_accept_probability(weights, p, proposal)
+    eta = jnp.concatenate(
+        [uniforms(StepKeys(keys.rngs, keys.positions + i), ACCEPT, 1) for i in range(guesses.shape[1])], axis=1
+    )
+    n = verification.count_block(eta < h, proposal.num_guesses)
+    weight = jnp.take_along_axis(weights, n[:, None], axis=1)[:, 0]
+    return n, draw(verification.extra_law(p, proposal, n, weight), uniforms(keys, EXTRA, 1)[:, 0])
 
-    inner: ModelDrafter
+
+@dataclasses.dataclass(frozen=True)
+class OneGuess:
+    """Draws a guess with settings of its own, and says that it was drawn from the plain softmax."""
+
+    argmax: bool
 
     def init(self, params, inputs, cache_length):
-        return self.inner.init(params, inputs, cache_length)
+        return MODEL.init(params, inputs, cache_length)
 
     def propose(self, params, state, tokens, positions, *, gamma, sampling, keys):
-        logits, state = self.inner.step(params, state, tokens, positions, first=True)
-        guess = jnp.argmax(logits, axis=-1).astype(jnp.int32)[:, None]
-        return Proposal(guess, jax.nn.softmax(logits)[:, None], jnp.ones((tokens.shape[0],), jnp.int32)), state
+        logits, state = MODEL.step(params, state, tokens, positions, first=True)
+        batch = tokens.shape[0]
+        own = make_sampling(batch, top_k=1) if self.argmax else make_sampling(batch, top_p=0.6)
+        guess = draw(standardize(logits[:, None], own, tokens, positions)[:, 0], uniforms(keys, 0, 1)[:, 0])
+        return Proposal(guess[:, None], jax.nn.softmax(logits)[:, None], jnp.ones((batch,), jnp.int32)), state
 
 
-@pytest.mark.parametrize(
-    "rule",
-    [always_accept, extra_from_p, softmaxed_residual, reused_r, dropped_for_low_q],
-    ids=lambda rule: rule.__name__,
-)
-def test_a_wrong_rule_is_rejected(rule):
-    assert max(p_values(speculative(2, "other", rule), settings(), calls=5)) < 1e-6
+WRONG = {
+    "always accept": (speculative(2, "other", always_accept), {}),
+    "extra token from p": (speculative(2, "other", extra_from_p), {}),
+    "softmaxed residual": (speculative(2, "other", softmaxed_residual), {}),
+    "residual from raw p": (speculative(2, "other", residual_from_raw_p), {"temperature": 0.5}),
+    "reused r": (speculative(2, "other", reused_r), {}),
+    "guess dropped for low q": (speculative(2, "other", dropped_for_low_q), {}),
+    "block noise by absolute position": (speculative(2, "other", block_by_absolute_position), {"temperature": 2.0}),
+    "argmax guesses with softmax q": (speculative(1, "near", drafter=OneGuess(argmax=True)), {}),
+    "top-p on one side": (speculative(1, "near", drafter=OneGuess(argmax=False)), {}),
+    "lenience 0.5": (speculative(2, "other", lenience=0.5), {}),
+}
 
 
-def test_argmax_guesses_with_a_softmax_q_are_rejected():
-    drafter = ArgmaxWithSoftmax(ModelDrafter(TARGET))
-    assert max(p_values(speculative(1, "near", drafter=drafter), settings(), calls=5)) < 1e-6
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_decoder_is_rejected(name):
+    decode, filters = WRONG[name]
+    values = p_values(decode, settings(**filters))
+    print(f"{name}: p = {values}")
+    assert min(values) < 1e-6

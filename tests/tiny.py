@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.models.t5 import T5, T5Config
-from specdec_jax.sampling import PointMass, standardize
+from specdec_jax.sampling import End, PointMass, standardize
 
 
 @functools.cache
@@ -61,18 +61,19 @@ def encoder_inputs(batch: int, length: int = 5, vocab: int = 6, seed: int = 0) -
     return jnp.asarray(np.where(np.arange(length)[None] < lengths[:, None], tokens, 0), jnp.int32)
 
 
-def exact_law(t5: T5, tree, encoder_tokens, sampling, max_length: int, eos_id: int | None = 1) -> dict:
-    """The law of whole sequences for one row, by teacher forcing every prefix. {tuple of ids: probability}."""
-    vocab = t5.vocab_size
-    starts = list(itertools.product(range(vocab), repeat=max_length))
+def exact_law(t5: T5, tree, encoder_tokens, sampling_of, max_length: int, eos_ids=(1,)) -> dict:
+    """The law of whole sequences for one row, by teacher forcing every prefix. {tuple of ids: probability}.
+
+    `sampling_of(batch)` gives the settings.
+    """
+    starts = list(itertools.product(range(t5.vocab_size), repeat=max_length))
     decoder = jnp.asarray([(t5.config.start_id, *s) for s in starts], jnp.int32)
     rows = jnp.broadcast_to(encoder_tokens, (len(starts), encoder_tokens.shape[1]))
-    forward = jax.jit(t5.forward)
-    logits = forward(tree, rows, decoder)[:, :max_length]
-    row_sampling = jax.tree.map(lambda x: x if x.ndim == 0 else jnp.broadcast_to(x[:1], (len(starts),)), sampling)
-    p = standardize(logits, row_sampling, decoder, jnp.zeros((len(starts),), jnp.int32))
+    zeros = jnp.zeros((len(starts),), jnp.int32)
+    logits = jax.jit(t5.forward)(tree, rows, decoder)[:, :max_length]
+    p = standardize(logits, sampling_of(len(starts))._replace(end=End(jnp.asarray(eos_ids), zeros)), decoder, zeros)
     if isinstance(p, PointMass):
-        p = np.eye(vocab)[np.asarray(p.tokens)]
+        p = np.eye(t5.vocab_size)[np.asarray(p.tokens)]
     p = np.asarray(p, np.float64)
     law: dict = {}
     for s, row in zip(starts, p, strict=True):
@@ -80,9 +81,8 @@ def exact_law(t5: T5, tree, encoder_tokens, sampling, max_length: int, eos_id: i
         for i, token in enumerate(s):
             probability *= row[i, token]
             sequence.append(token)
-            if token == eos_id:
+            if token in eos_ids or probability == 0:
                 break
-        key = tuple(sequence)
         # Sequences that share a prefix up to EOS are the same outcome: count each once.
-        law[key] = probability
+        law[tuple(sequence)] = probability
     return law
