@@ -15,12 +15,12 @@ import jax.numpy as jnp
 
 from specdec_jax.checkpoints import t5x
 from specdec_jax.models.t5 import T5, T5Config
-from specdec_jax.training import batches, examples, loop, step, text
+from specdec_jax.training import batches, examples, loop, parametrization, step, text
 from specdec_jax.vocabularies import load_vocabulary
 
 _SIZES = ("emb_dim", "num_heads", "head_dim", "mlp_dim", "num_encoder_layers", "num_decoder_layers")
 _SCHEDULE = ("steps", "minutes", "save_minutes", "validate_every")
-_OPTIMIZATION = ("peak_learning_rate", "ema_decay", "label_smoothing", "divergence_weight")
+_OPTIMIZATION = ("peak_learning_rate", "warmup_steps", "ema_decay", "label_smoothing", "divergence_weight")
 _RATES = {"ende": 0.5, "summarize": 0.2, "restore": 0.3, "pairs": 1.0}
 
 
@@ -45,11 +45,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--max_target", type=int, default=64, help="examples with longer targets are dropped")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--peak_learning_rate", type=float, default=1.5e-3)
+    parser.add_argument("--warmup_steps", type=int, default=200)
     parser.add_argument("--ema_decay", type=float, default=0.995)
     parser.add_argument("--label_smoothing", type=float, default=0.0)
     parser.add_argument("--distill_from", help="T5X checkpoint of the frozen target model")
     parser.add_argument("--divergence_weight", type=float, default=0.9, help="the rest is cross-entropy")
-    parser.add_argument("--init_from", help="T5X checkpoint to start from")
+    parser.add_argument("--init_from", help="T5X checkpoint to start from; of a deeper one some layers are taken")
     return parser.parse_args()
 
 
@@ -77,7 +78,11 @@ def main() -> None:
         target_params = t5x.load_params(args.distill_from)
         teacher = step.Teacher(T5(T5Config.from_params(target_params, dtype=config.dtype)), target_params)
     model = T5(config)
-    initial = t5x.load_params(args.init_from, expected=model.param_shapes()) if args.init_from else None
+    initial = None
+    if args.init_from:
+        initial = parametrization.prune(t5x.load_params(args.init_from, dtype=jnp.float32), config)
+        if jax.tree.map(jnp.shape, initial) != jax.tree.map(jnp.shape, model.param_shapes()):
+            raise ValueError(f"--init_from={args.init_from} has other widths than the model to train")
     optimization = step.Optimization(**{name: getattr(args, name) for name in _OPTIMIZATION})
     mixture = batches.Mixture(rates=rates, batch_tokens=args.batch_tokens, seed=args.seed, **limits)
     schedule = loop.Schedule(**{name: getattr(args, name) for name in _SCHEDULE})

@@ -9,8 +9,8 @@ set -euo pipefail
 ende=$1 summ=$2 run=$3
 cd "$(dirname "$0")/.."
 python=${PYTHON:-.venv/bin/python}
-minutes=${TARGET_MINUTES:-66}
-draft_minutes=${DRAFT_MINUTES:-9}
+minutes=${TARGET_MINUTES:-146}
+draft_minutes=${DRAFT_MINUTES:-10}
 demo=${DEMO:-specdec_jax/data/demo}
 mkdir -p "$run" "$demo"
 
@@ -27,16 +27,25 @@ newest() { find "$run/$1" -maxdepth 1 -name 'checkpoint_*' | sort -V | tail -n 1
 
 train target "$minutes" 384 6 768 2 5
 package target
-# A draft learns from the text first, which is cheap, and then from the target's probabilities.
-for draft in "draft_small 128 2 256 1 1" "draft_medium 256 4 512 1 1" "draft_large 384 6 768 1 1"; do
+target=$(echo "$demo"/target/checkpoint_*)
+[ -f "$run/outputs.tsv" ] || $python scripts/write_outputs.py --checkpoint="$target" \
+    --vocabulary="$run/vocabulary.model" --ende="$ende" --summ="$summ" --output="$run/outputs.tsv"
+
+# Drafts learn from what the target writes, which costs no target call, and then from its probabilities.
+own="--pairs=$run/outputs.tsv --pairs_rate=2"
+soft="$own --distill_from=$target --warmup_steps=30 --peak_learning_rate=1e-3"
+for draft in "draft_small 128 2 256 1 1" "draft_medium 256 4 512 1 1"; do
     read -r name sizes <<<"$draft"
-    # shellcheck disable=SC2086  # sizes are five words
+    # shellcheck disable=SC2086  # sizes and flags are several words
     {
-        train "${name}_start" "$draft_minutes" $sizes
-        train "$name" "$draft_minutes" $sizes --init_from="$(newest "${name}_start")" \
-            --distill_from="$(echo "$demo"/target/checkpoint_*)"
+        train "${name}_start" "$draft_minutes" $sizes $own
+        train "$name" "$draft_minutes" $sizes --init_from="$(newest "${name}_start")" $soft
     }
     package "$name"
 done
+# The largest is as wide as the target, and starts from some of its layers.
+# shellcheck disable=SC2086
+train draft_large "$((2 * draft_minutes))" 384 6 768 1 1 --init_from="$target" $soft
+package draft_large
 $python scripts/package_demo.py examples --ende="$ende" --summ="$summ" \
     --vocabulary="$run/vocabulary.model" --output="$demo"

@@ -1,4 +1,4 @@
-"""The whole algorithm once more: a row at a time, in NumPy and float64, with lists for histories; slow, obviously right.
+"""The whole algorithm once more, a row at a time, in NumPy and float64, with lists for histories.
 
 Only the random numbers are the package's own.
 """

@@ -1,6 +1,7 @@
 """Training: tasks, bucketing, the parametrization, overfitting, resuming, distillation."""
 
 import collections
+import dataclasses
 import gzip
 import json
 import shutil
@@ -137,6 +138,22 @@ def test_the_stream_depends_on_seed_and_step_alone():
     assert take(0, 5, seed=1) != everything[:5]
     with pytest.raises(ValueError, match="task 'b'"):
         next(batches.batches({"a": tasks["a"]}, _MIXTURE))
+
+
+def test_pruning_keeps_the_outer_layers():
+    deep = T5(dataclasses.replace(_MODEL.config, num_encoder_layers=3, num_decoder_layers=4))
+    shallow = T5(dataclasses.replace(_MODEL.config, num_encoder_layers=2, num_decoder_layers=1))
+    params = parametrization.initial_raw(deep, 0)
+    pruned = parametrization.prune(params, shallow.config)
+    assert jax.tree.map(jnp.shape, pruned) == jax.tree.map(lambda x: x.shape, shallow.param_shapes())
+    for ours, theirs in [
+        (pruned["encoder"]["layers_1"], params["encoder"]["layers_1"]),
+        (pruned["decoder"]["layers_0"], params["decoder"]["layers_3"]),
+        (pruned["token_embedder"], params["token_embedder"]),
+    ]:
+        jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+    with pytest.raises(ValueError, match="3 encoder layers are wanted of a model that has 2"):
+        parametrization.prune(pruned, deep.config)
 
 
 def test_fold_and_unfold_are_inverse_and_rescale_only_embedding_and_queries():
