@@ -81,7 +81,7 @@ def main() -> None:
     initial = None
     if args.init_from:
         initial = parametrization.prune(t5x.load_params(args.init_from, dtype=jnp.float32), config)
-        if jax.tree.map(jnp.shape, initial) != jax.tree.map(jnp.shape, model.param_shapes()):
+        if jax.tree.map(jnp.shape, initial) != jax.tree.map(lambda x: x.shape, model.param_shapes()):
             raise ValueError(f"--init_from={args.init_from} has other widths than the model to train")
     optimization = step.Optimization(**{name: getattr(args, name) for name in _OPTIMIZATION})
     mixture = batches.Mixture(rates=rates, batch_tokens=args.batch_tokens, seed=args.seed, **limits)
