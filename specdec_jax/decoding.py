@@ -200,7 +200,8 @@ def decode(
         constrained = constrain(logits, sampling, tokens, state.positions)
         p = to_probabilities(constrained, sampling)
         log_probs = jax.nn.log_softmax(constrained)
-        n, extra_token = rule(keys, Target(p, log_probs, greedy), proposal, scale)
+        said = Target(p, log_probs, greedy)
+        n, extra_token = rule(keys, said, proposal, scale)
         # 5. return prefix + [x_1, .., x_n, t]
         places = jnp.arange(gamma + 1)[None]
         emitted = jnp.where(places < n[:, None], jnp.pad(proposal.tokens, ((0, 0), (0, 1))), extra_token[:, None])
@@ -217,7 +218,7 @@ def decode(
             standardized=_write(state.standardized, chosen, state.positions + 1),
             cache=cache,
             drafter_state=drafter_state,
-            result=_count(state, cut, n, proposal, verification.beta(p, proposal)),
+            result=_count(state, cut, n, proposal, verification.beta(said, proposal, scale)),
         )
 
     # One slot more than the caches: a row that ended at the limit still runs, and its extra token has to fall behind

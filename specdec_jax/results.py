@@ -31,7 +31,8 @@ class DecodingResult(NamedTuple):
       extra: int32 [batch], emitted tokens that came from the target's own law.
       drafted: int32 [batch], guesses made.
       trials: int32 [batch], guesses tested: those accepted and, per step, the first one rejected.
-      beta_sum: float32 [batch], sum over the tested guesses of their probability of acceptance, sum_x min(p, q).
+      beta_sum: float32 [batch], sum over the tested guesses of their probability of acceptance, sum_x min(p, q); with
+        lenience, sum_x min(p / lenience, q). That of the token rule, whatever the rule.
       beta_square_sum: float32 [batch], likewise of its square.
       exact: bool [batch], whether the lenience was 1. Below 1 the law is not the target's.
       num_target_calls: int32 [batch], target calls while the row was running.

@@ -288,13 +288,24 @@ def check_lenience(rule: Rule, lenience: float | int) -> None:
         )
 
 
-def beta(p: Standardized, proposal: Proposal) -> Float[Array, "batch gamma"]:
-    """The probability of acceptance at each guess's place, sum_x min(p(x), q(x)) (Definition 3.1, Theorem 3.5)."""
-    tokens = proposal.tokens
-    if isinstance(p, PointMass):
-        if proposal.q is None:
-            return (p.tokens[:, :-1] == tokens).astype(jnp.float32)
-        return at_guesses(proposal.q, p.tokens[:, :-1])
-    if proposal.q is None:
-        return at_guesses(p, tokens)
-    return jnp.sum(jnp.minimum(p[:, : tokens.shape[1]], proposal.q), axis=-1)
+def beta(target: Target, proposal: Proposal, lenience: Float[Array, ""]) -> Float[Array, "batch gamma"]:
+    """The token rule's probability of acceptance at each guess's place, sum_x min(p(x) / lenience, q(x)).
+
+    With lenience 1 the paper's beta (Definition 3.1, Theorem 3.5), which is about the two models and not about the
+    rule; below 1 that of appendix A.5.
+    """
+    p, q, tokens = target.p, proposal.q, proposal.tokens
+    gamma = tokens.shape[1]
+    log_probs = target.log_probs[:, :gamma]
+    likely = jnp.log(lenience) + jnp.max(log_probs, axis=-1)  # what a row of temperature 0 accepts
+    lenient = target.greedy[:, None] & (lenience < 1)
+    if q is None:
+        if isinstance(p, PointMass):
+            chance = (p.tokens[:, :-1] == tokens).astype(log_probs.dtype)
+        else:
+            chance = jnp.minimum(at_guesses(p, tokens) / lenience, 1)
+        return jnp.where(lenient & (at_guesses(log_probs, tokens) >= likely), 1, chance)
+    ids = jnp.arange(q.shape[-1])[None, None]
+    p = (ids == p.tokens[:, :gamma, None]).astype(q.dtype) if isinstance(p, PointMass) else p[:, :gamma]
+    accepted = jnp.minimum(p / lenience, q)
+    return jnp.sum(jnp.where(lenient[..., None] & (log_probs >= likely[..., None]), q, accepted), axis=-1)

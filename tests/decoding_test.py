@@ -43,14 +43,6 @@ def test_greedy_equals_plain_decoding(gamma, batch, drafter):
     consistent(result)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("drafter", ["near", "other", "wrong", "scripted", "same"])
-@pytest.mark.parametrize("batch", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("gamma", range(1, 11))
-def test_greedy_equals_plain_decoding_on_the_whole_grid(gamma, batch, drafter):
-    same_tokens(speculative(batch, gamma=gamma, drafter=drafter), plain(batch))
-
-
 def test_plain_greedy_is_the_argmax_of_teacher_forcing():
     batch = 4
     result = plain(batch)

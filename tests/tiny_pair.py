@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import tiny
 
+from specdec_jax import verification
 from specdec_jax.decoding import autoregressive_decode, speculative_decode
 from specdec_jax.drafters.model import ModelDrafter
 from specdec_jax.sampling import make_sampling
@@ -27,7 +28,9 @@ def inputs(batch, seed=0):
     return Inputs(tiny.encoder_inputs(batch, length=6, vocab=VOCAB, seed=seed))
 
 
-def plain(batch, *, temperature=0.0, max_length=20, eos_ids=(1,), x=None, seeds=None, **settings):
+def plain(
+    batch, *, temperature=0.0, max_length=20, eos_ids=(1,), x=None, seeds=None, rule=verification.token, **settings
+):
     return autoregressive_decode(
         TARGET,
         target_params(),
@@ -36,11 +39,23 @@ def plain(batch, *, temperature=0.0, max_length=20, eos_ids=(1,), x=None, seeds=
         sampling=make_sampling(batch, temperature=temperature, **settings),
         seeds=jnp.arange(batch, dtype=jnp.int32) if seeds is None else seeds,
         eos_ids=eos_ids,
+        rule=rule,
     )
 
 
 def speculative(
-    batch, *, gamma, drafter="near", temperature=0.0, max_length=20, eos_ids=(1,), x=None, seeds=None, **kw
+    batch,
+    *,
+    gamma,
+    drafter="near",
+    temperature=0.0,
+    max_length=20,
+    eos_ids=(1,),
+    x=None,
+    seeds=None,
+    rule=None,
+    lenience=1.0,
+    **settings,
 ):
     model, tree = {
         "near": (ModelDrafter(TARGET), tiny.nudged(target_params(), 0.05)),
@@ -57,9 +72,11 @@ def speculative(
         inputs(batch) if x is None else x,
         gamma=gamma,
         max_length=max_length,
-        sampling=make_sampling(batch, temperature=temperature, **kw),
+        sampling=make_sampling(batch, temperature=temperature, **settings),
         seeds=jnp.arange(batch, dtype=jnp.int32) if seeds is None else seeds,
         eos_ids=eos_ids,
+        rule=rule,
+        lenience=lenience,
     )
 
 

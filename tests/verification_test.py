@@ -46,7 +46,8 @@ def test_one_step_has_the_target_law(float64):
         law = accepted + (q.sum() - accepted.sum()) * verification.residual(p, q)
         np.testing.assert_allclose(law, p, atol=1e-14)
         proposal = Proposal(jnp.zeros((1, 1), jnp.int32), q[None, None], jnp.ones((1,), jnp.int32))
-        beta = verification.beta(jnp.stack([p, p])[None], proposal)
+        target = Target(jnp.stack([p, p])[None], jnp.zeros((1, 2, len(p))), jnp.zeros(1, bool))
+        beta = verification.beta(target, proposal, one)
         np.testing.assert_allclose(accepted.sum(), beta[0, 0], atol=1e-14)  # Theorem 3.5
         np.testing.assert_allclose(beta[0, 0], 1 - np.abs(p - q).sum() / 2, atol=1e-14)  # Lemma 3.3
 
@@ -75,6 +76,10 @@ def test_lenience_bounds_what_is_gained(float64):
             law = q * accept + (q.sum() - (q * accept).sum()) * verification.residual(jnp.asarray(p), jnp.asarray(q))
             assert (np.asarray(law) <= np.asarray(p) / lenience + 1e-12).all()
             np.testing.assert_allclose((q * accept).sum(), np.minimum(p / lenience, q).sum(), atol=1e-14)
+            target = Target(jnp.asarray(np.stack([p, p]))[None], jnp.zeros((1, 2, len(p))), jnp.zeros(1, bool))
+            proposal = Proposal(jnp.zeros((1, 1), jnp.int32), jnp.asarray(q)[None, None], jnp.ones(1, jnp.int32))
+            alpha = verification.beta(target, proposal, jnp.float64(lenience))
+            np.testing.assert_allclose(alpha[0, 0], np.minimum(p / lenience, q).sum(), atol=1e-14)
 
 
 def test_residual_of_equal_laws_is_p():
@@ -164,7 +169,7 @@ def test_point_mass_guesses_equal_their_one_hot_q():
     point = verification.token(keys(batch), target, Proposal(guesses, None, num), jnp.float32(1))
     dense = Proposal(guesses, jax.nn.one_hot(guesses, vocab), num)
     np.testing.assert_array_equal(point, verification.token(keys(batch), target, dense, jnp.float32(1)))
-    betas = verification.beta(p, Proposal(guesses, None, num)), verification.beta(p, dense)
+    betas = [verification.beta(target, x, jnp.float32(1)) for x in (Proposal(guesses, None, num), dense)]
     np.testing.assert_allclose(*betas, atol=1e-7)
 
 
@@ -179,5 +184,13 @@ def test_beta_of_a_greedy_target():
     p = PointMass(jnp.asarray([[1, 2, 0]]))
     q = jnp.asarray([[[0.1, 0.6, 0.3], [0.5, 0.3, 0.2]]])
     num = jnp.full((1,), 2, jnp.int32)
-    np.testing.assert_allclose(verification.beta(p, Proposal(jnp.asarray([[1, 0]]), q, num)), [[0.6, 0.2]])
-    np.testing.assert_allclose(verification.beta(p, Proposal(jnp.asarray([[1, 0]]), None, num)), [[1.0, 0.0]])
+    log_probs = jnp.log(jnp.asarray([[[0.3, 0.5, 0.2], [0.3, 0.1, 0.6], [1.0, 0.0, 0.0]]]))
+    target = Target(p, log_probs, jnp.ones(1, bool))
+    dense, point = Proposal(jnp.asarray([[1, 0]]), q, num), Proposal(jnp.asarray([[1, 0]]), None, num)
+    np.testing.assert_allclose(verification.beta(target, dense, jnp.float32(1)), [[0.6, 0.2]])
+    np.testing.assert_allclose(verification.beta(target, point, jnp.float32(1)), [[1.0, 0.0]])
+    # At lenience 0.5 the first place also takes id 0 (0.3 of 0.5), and the second takes it too (0.3 of 0.6).
+    one_hot = Target(jax.nn.one_hot(p.tokens, 3), log_probs, target.greedy)
+    for said in (target, one_hot):
+        np.testing.assert_allclose(verification.beta(said, dense, jnp.float32(0.49)), [[0.7, 0.7]], rtol=1e-6)
+        np.testing.assert_allclose(verification.beta(said, point, jnp.float32(0.49)), [[1.0, 1.0]])
