@@ -4,7 +4,7 @@ import json
 import mini_pair
 import pytest
 
-from specdec_jax import cli
+from specdec_jax import cli, comparison
 
 OPTIONS = [
     "--gin_file=gin/generate.gin",
@@ -82,6 +82,16 @@ def test_compare(specdec, monkeypatch):
     figures = lines[-2].split()
     assert figures[0] == "1-2" and figures[1] == "21" and figures[-1] == "yes"
     assert float(figures[3]) == pytest.approx(21 / int(figures[2]), abs=0.01)
+
+
+def test_slower_than_plain_decoding_is_said(specdec, monkeypatch):
+    slow = comparison.Summary(tokens=2, target_calls=2, plain_speed=2.0, speed=1.0, alpha=0.0)
+    monkeypatch.setattr(cli, "COMPARE_REPEATS", 1)
+    monkeypatch.setattr(comparison, "summarize", lambda _: slow)
+    _, _, errors = specdec(*OPTIONS, "--compare", "blue")
+    assert errors == [
+        "warning: speculation was slower than plain decoding here; a smaller GAMMA or a smaller draft may help."
+    ]
 
 
 def test_an_output_stays_on_one_line():
