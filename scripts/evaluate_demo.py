@@ -14,16 +14,16 @@ from rouge_score import rouge_scorer
 
 from specdec_jax import generation
 from specdec_jax.decoding import autoregressive_decode
+from specdec_jax.models.t5 import T5
 from specdec_jax.packaged import DEMO_DIRECTORY, model_names, resolve
 from specdec_jax.settings import Settings
 from specdec_jax.training.text import TASK_PREFIXES
-from specdec_jax.vocabularies import load_vocabulary
+from specdec_jax.types import Params
+from specdec_jax.vocabularies import Vocabulary, load_vocabulary
 
 
-def outputs(checkpoint: str, inputs: list[str], prefix: str) -> list[str]:
+def outputs(model: T5, params: Params, vocabulary: Vocabulary, inputs: list[str], prefix: str) -> list[str]:
     """Greedy outputs of one model."""
-    vocabulary = load_vocabulary(resolve("demo:vocabulary"))
-    model, params = generation.load_model(checkpoint)
     settings = Settings(gamma=1, batch_size=25, max_input_length=128, task_prefix=prefix)
     encoded = generation.encode(inputs, vocabulary, settings)
     decoded = []
@@ -47,10 +47,12 @@ def main() -> None:
     with open(DEMO_DIRECTORY / "examples.jsonl", encoding="utf-8") as file:
         examples = [json.loads(line) for line in file]
     scorer = rouge_scorer.RougeScorer(["rouge1", "rougeL"])
+    vocabulary = load_vocabulary(resolve("demo:vocabulary"))
     for name in names:
+        model, params = generation.load_model(name)
         for task, prefix in TASK_PREFIXES.items():
             rows = [example for example in examples if example["task"] == task]
-            hypotheses = outputs(name, [row["input"] for row in rows], prefix)
+            hypotheses = outputs(model, params, vocabulary, [row["input"] for row in rows], prefix)
             references = [row["reference"] for row in rows]
             if task == "summarize":
                 scores = [scorer.score(r, h) for r, h in zip(references, hypotheses, strict=True)]
