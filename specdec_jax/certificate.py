@@ -25,7 +25,7 @@ from specdec_jax import generation
 from specdec_jax.comparison import NEAR_TIE, Difference, find_differences, margins, near_tie
 from specdec_jax.generation import Batch, Pair
 from specdec_jax.models.t5 import T5
-from specdec_jax.sampling import End, PointMass, Sampling, standardize
+from specdec_jax.sampling import GREEDY_BELOW, End, PointMass, constrain, to_probabilities
 from specdec_jax.settings import Settings
 from specdec_jax.types import Params
 
@@ -34,7 +34,7 @@ SIGNIFICANCE = 1e-4
 """Chance that a correct decoder fails the law test, all inputs together."""
 
 _FEWEST_EXPECTED = 5.0  # outcomes expected less often share a cell
-_BATCH = 128
+_MOST_ROWS, _MOST_TOKENS = 128, 8192  # of a batch of the law test
 
 TokenLaw: TypeAlias = dict[tuple[int, ...], float]
 """{emitted tokens: probability}."""
@@ -46,20 +46,25 @@ class LawTest:
 
     Attributes:
       text: the input.
+      temperature: of the draws; 1 where the settings say 0.
       sequences: how many were decoded.
       outcomes: how many different ones are possible.
       impossible: how many were decoded that the target never says.
+      border: how far the closest logits lie apart of which top-k keeps one and drops the other. Near a tie rounding
+        decides, and impossible outcomes are excused.
       statistic: chi-square.
-      degrees: of freedom.
+      degrees: of freedom; 0 if there are too few sequences to see more than one outcome, which shows nothing.
       p_value: chance that a correct decoder has such a statistic or a greater one.
-      detectable: total variation from the target's law that this test would have caught with probability 0.99,
-        whatever its direction.
+      detectable: total variation from the target's law that this test would have caught with probability 0.99; between
+        outcomes expected at least five times, the others taken together.
     """
 
     text: str
+    temperature: float
     sequences: int
     outcomes: int
     impossible: int
+    border: float
     statistic: float
     degrees: int
     p_value: float
@@ -100,12 +105,15 @@ class Certificate(NamedTuple):
         for law in self.laws:
             found += [
                 f"law     {law.text}",
-                f"        {law.sequences} sequences, {law.outcomes} possible outcomes, {law.impossible} others seen; "
-                f"chi-square {law.statistic:.1f} with {law.degrees} degrees of freedom, p = {law.p_value:.2g}; "
-                f"a total variation of {law.detectable:.2f} would have shown",
+                f"        temperature {law.temperature:g}, top-k {TOP_K}: {law.sequences} sequences of {LENGTH} tokens"
+                f", {law.outcomes} possible outcomes, {law.impossible} others seen",
+                f"        chi-square {law.statistic:.1f} with {law.degrees} degrees of freedom, p = {law.p_value:.2g}; "
+                f"a total variation of {law.detectable:.2f} would have shown"
+                if law.degrees
+                else "        inconclusive: one outcome takes nearly all; more sequences or a higher temperature help",
             ]
         greedy = self.greedy
-        settings = {name: self.settings[name] for name in ("gamma", "rule", "temperature", "seed")}
+        settings = {name: self.settings[name] for name in ("gamma", "rule", "seed")}
         return [
             *found,
             f"greedy  {greedy.inputs} inputs, {greedy.tokens} tokens, {greedy.near_ties} near ties; "
@@ -144,17 +152,28 @@ def verify(
     Raises:
       ValueError: lenience is below 1, which nobody can certify.
     """
-    if settings.lenience < 1:
-        raise ValueError(f"lenience is {settings.lenience}; only 1 is exact, so there is nothing to verify.")
+    check(settings)
     chosen = min(num_laws, len(texts))
     laws = []
     for i in range(chosen):
         name = f"law of input {i + 1} of {chosen}"
-        laws.append(check_law(pair, texts[i], encoded[i], settings, num_sequences, functools.partial(report, name)))
+        tell = functools.partial(report, name)
+        each = SIGNIFICANCE / chosen
+        laws.append(check_law(pair, texts[i], encoded[i], settings, num_sequences, tell, significance=each))
     greedy = check_greedy(pair, encoded, settings, functools.partial(report, "greedy outputs"))
-    passed = all(law.p_value > SIGNIFICANCE / chosen for law in laws) and greedy.unexplained == 0
+    passed = all(law.degrees > 0 and law.p_value > SIGNIFICANCE / chosen for law in laws) and greedy.unexplained == 0
     told = {**dataclasses.asdict(settings), "rule": settings.verification_rule().__name__}
     return Certificate(passed, laws, greedy, told, environment(pair))
+
+
+def check(settings: Settings) -> None:
+    """Refuses settings that nobody can certify.
+
+    Raises:
+      ValueError: lenience is below 1.
+    """
+    if settings.lenience < 1:
+        raise ValueError(f"lenience is {settings.lenience}; only 1 is exact, so there is nothing to verify.")
 
 
 def environment(pair: Pair) -> dict[str, str]:
@@ -172,42 +191,60 @@ def check_law(
     settings: Settings,
     num_sequences: int,
     report: Callable[[float], None],
-    decode: Callable[[Pair, Batch, Settings], Any] = generation.decode,
+    *,
+    significance: float = SIGNIFICANCE,
 ) -> LawTest:
     """Decodes many sequences of one input and compares them with their exact law."""
-    temperature = settings.temperature if settings.temperature >= 0.1 else 1.0
+    temperature = settings.temperature if settings.temperature >= GREEDY_BELOW else 1.0
+    width = generation.padded_length(len(ids), settings.max_input_length)
+    num_rows = max(1, min(_MOST_ROWS, _MOST_TOKENS // width))
     settings = dataclasses.replace(
         settings,
         temperature=temperature,
         top_k=TOP_K,
         max_decode_length=LENGTH,
         min_decode_length=min(settings.min_decode_length, LENGTH),
-        batch_size=_BATCH,
+        batch_size=num_rows,
     )
-    (batch,) = generation.make_batches([ids] * _BATCH, pair.vocabulary, settings)
-    law = exact_law(pair, batch)
+    (batch,) = generation.make_batches([ids] * num_rows, pair.vocabulary, settings)
+    law, border = exact_law(pair, batch)
     seen: Counter[tuple[int, ...]] = Counter()
-    num_calls = -(-num_sequences // _BATCH)
+    num_calls = -(-num_sequences // num_rows)
     for call in range(num_calls):
-        seeds = [generation.row_seed(settings.seed, 1 + call * _BATCH + row) for row in range(_BATCH)]
-        result = jax.device_get(decode(pair, batch._replace(seeds=jnp.asarray(seeds, jnp.int32)), settings))
+        seeds = [generation.row_seed(settings.seed, 1 + call * num_rows + row) for row in range(num_rows)]
+        result = jax.device_get(generation.decode(pair, batch._replace(seeds=jnp.asarray(seeds, jnp.int32)), settings))
         for tokens, length in zip(result.tokens.tolist(), result.lengths.tolist(), strict=True):
             seen[tuple(tokens[:length])] += 1
         report((call + 1) / num_calls)
-    return chi_square(text, law, seen)
+    found = chi_square(law, seen, excuse=border < NEAR_TIE[pair.target.config.dtype.name])
+    return LawTest(
+        text=text,
+        temperature=temperature,
+        sequences=sum(seen.values()),
+        outcomes=len(law),
+        border=border,
+        detectable=detectable(found.degrees, sum(seen.values()), significance),
+        **found._asdict(),
+    )
 
 
-def exact_law(pair: Pair, batch: Batch) -> TokenLaw:
-    """The law of the first LENGTH tokens of the batch's first row, by teacher forcing of every beginning."""
+def exact_law(pair: Pair, batch: Batch) -> tuple[TokenLaw, float]:
+    """The law of the first LENGTH tokens of the batch's first row, by teacher forcing of every beginning.
+
+    Returns:
+      The law, and the least distance anywhere between the last logit that top-k keeps and the first that it drops.
+    """
     eos_id = pair.vocabulary.eos_id
     law: TokenLaw = {(): 1.0}
+    border = math.inf
     for depth in range(LENGTH):
         beginnings = [tokens for tokens in law if eos_id not in tokens]
         rows = np.zeros((TOP_K ** (LENGTH - 1), LENGTH), np.int32)
         rows[:, 0] = pair.target.config.start_id
         for row, tokens in enumerate(beginnings):
             rows[row, 1 : 1 + depth] = tokens
-        p = np.asarray(_probabilities(pair.target, pair.target_params, batch, jnp.asarray(rows), eos_id))
+        p, borders = jax.device_get(_said(pair.target, pair.target_params, batch, jnp.asarray(rows), eos_id))
+        border = min([border, *borders[: len(beginnings), depth].tolist()])
         ended = {tokens: probability for tokens, probability in law.items() if eos_id in tokens}
         going_on = {
             (*tokens, int(token)): law[tokens] * float(p[row, depth, token])
@@ -215,60 +252,61 @@ def exact_law(pair: Pair, batch: Batch) -> TokenLaw:
             for token in np.flatnonzero(p[row, depth])
         }
         law = {**ended, **going_on}
-    return law
+    return law, border
 
 
 @functools.partial(jax.jit, static_argnames=("target", "eos_id"))
-def _probabilities(
+def _said(
     target: T5, params: Params, batch: Batch, tokens: Int32[Array, "rows length"], eos_id: int
-) -> Float32[Array, "rows length vocab"]:
-    """What the target says after every place of each row, the batch's first input before it."""
+) -> tuple[Float32[Array, "rows length vocab"], Float32[Array, "rows length"]]:
+    """What the target says after every place of each row, the batch's first input before it, and top-k's border."""
     rows = tokens.shape[0]
     assert batch.inputs.encoder_tokens is not None
     encoder_tokens = jnp.broadcast_to(batch.inputs.encoder_tokens[:1], (rows, batch.inputs.encoder_tokens.shape[1]))
     start = jnp.zeros(rows, jnp.int32)
-    sampling = _of_rows(batch.sampling, rows)._replace(end=End(jnp.asarray([eos_id], jnp.int32), start))
-    p = standardize(target.forward(params, encoder_tokens, tokens), sampling, tokens, start)
+    sampling = batch.sampling.of_first_row(rows)._replace(end=End(jnp.asarray([eos_id], jnp.int32), start))
+    logits = constrain(target.forward(params, encoder_tokens, tokens), sampling, tokens, start)
+    p = to_probabilities(logits, sampling)
     assert not isinstance(p, PointMass)
-    return p
+    best = jax.lax.top_k(logits, TOP_K + 1)[0]
+    return p, best[..., TOP_K - 1] - best[..., TOP_K]
 
 
-def _of_rows(sampling: Sampling, rows: int) -> Sampling:
-    """The first row's settings for so many rows."""
-    per_row = {
-        name: value[:rows]
-        for name, value in sampling._asdict().items()
-        if value is not None and name not in ("num_ids", "forbidden", "end")
-    }
-    return sampling._replace(**per_row)
+class ChiSquare(NamedTuple):
+    """What a comparison of counts with a law gives; see `LawTest`."""
+
+    impossible: int
+    statistic: float
+    degrees: int
+    p_value: float
 
 
-def chi_square(text: str, law: Mapping[tuple[int, ...], float], seen: Mapping[tuple[int, ...], int]) -> LawTest:
-    """Compares counts with a law; outcomes that are rare share a cell, impossible ones have no excuse."""
+def chi_square(law: Mapping[tuple[int, ...], float], seen: Mapping[tuple[int, ...], int], *, excuse: bool) -> ChiSquare:
+    """Compares counts with a law.
+
+    Args:
+      law: of the outcomes. Those expected less than five times share a cell.
+      seen: how often each outcome was.
+      excuse: count an outcome that the law has not among the rare ones, instead of failing.
+    """
     total = sum(seen.values())
-    impossible = sum(count for tokens, count in seen.items() if law.get(tokens, 0.0) < 1e-12)
-    cells, rare = [], [0.0, 0.0]
-    for tokens, probability in law.items():
-        expected, observed = probability * total, float(seen.get(tokens, 0))
-        if expected >= _FEWEST_EXPECTED:
-            cells.append((expected, observed))
+    impossible = sum(count for outcome, count in seen.items() if law.get(outcome, 0.0) < 1e-9)
+    cells, rare = [], np.array([0.0, float(impossible)])
+    for outcome, probability in law.items():
+        cell = np.array([probability * total, seen.get(outcome, 0) if probability >= 1e-9 else 0.0])
+        if cell[0] >= _FEWEST_EXPECTED:
+            cells.append(cell)
         else:
-            rare = [rare[0] + expected, rare[1] + observed]
-    if rare[0] >= _FEWEST_EXPECTED:
-        cells.append((rare[0], rare[1]))
-    expected, observed = np.array(cells, np.float64).reshape(-1, 2).T
-    statistic = float(((observed - expected) ** 2 / expected).sum())
-    degrees = max(len(cells) - 1, 1)
-    return LawTest(
-        text=text,
-        sequences=total,
-        outcomes=len(law),
-        impossible=impossible,
-        statistic=statistic,
-        degrees=degrees,
-        p_value=0.0 if impossible else _upper_tail(statistic, degrees),
-        detectable=detectable(degrees, total),
-    )
+            rare += cell
+    cells.sort(key=lambda cell: -cell[0])
+    if rare[0] >= _FEWEST_EXPECTED or not cells:
+        cells.append(rare)
+    else:
+        cells[-1] = cells[-1] + rare
+    expected, observed = np.array(cells).T
+    statistic, degrees = float(((observed - expected) ** 2 / expected).sum()), len(cells) - 1
+    p_value = _upper_tail(statistic, degrees) if degrees else 1.0
+    return ChiSquare(impossible, statistic, degrees, 0.0 if impossible and not excuse else p_value)
 
 
 def _upper_tail(statistic: float, degrees: int) -> float:
@@ -277,11 +315,13 @@ def _upper_tail(statistic: float, degrees: int) -> float:
 
 
 def detectable(degrees: int, total: int, significance: float = SIGNIFICANCE) -> float:
-    """The total variation that the test catches with probability 0.99, whatever its direction.
+    """The total variation that the test catches with probability 0.99, whatever its direction between the cells.
 
     A law at total variation d has a noncentrality of at least total (2 d)^2, by Cauchy and Schwarz. The noncentral
     chi-square is taken as normal, with mean k + x and variance 2 (k + 2 x).
     """
+    if degrees == 0:
+        return 1.0
     low, high = 0.0, 10.0 * degrees + 1000.0
     for _ in range(60):  # the statistic that a correct decoder exceeds with probability `significance`
         middle = (low + high) / 2

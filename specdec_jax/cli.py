@@ -43,6 +43,8 @@ gin.config._FILE_READERS[:] = [(open, os.path.isfile)]
 
 COMPARE_REPEATS = 5
 
+_NAN = "the target's logits are NaN, or the settings leave no id; the output ends before them."
+
 _Options = TypeVar("_Options")
 
 _MACRO_DEFINITION = re.compile(r"^(\w+) =", re.MULTILINE)
@@ -92,6 +94,7 @@ def demo(
     seed: Any,
     num_examples: Any,
     num_repeats: Any,
+    rule: Any,
     dtype: Any,
 ) -> demonstration.Options:
     """What gin files bind for `specdec demo`."""
@@ -182,6 +185,7 @@ def _verify(argv: Sequence[str]) -> int:
     if min(args.sequences, args.laws) < 1:
         raise ValueError(f"--sequences and --laws are {args.sequences} and {args.laws}; both must be 1 or more.")
     models, settings = _configure(generate, args, bindings)
+    certificate.check(settings)
     texts = args.texts or _lines_of_stdin()
     vocabulary = load_vocabulary(resolve(models.vocabulary), models.extra_ids)
     encoded = generation.encode(texts, vocabulary, settings)
@@ -199,7 +203,8 @@ def _verify(argv: Sequence[str]) -> int:
             report=lambda name, share: progress.update(task, description=name, completed=share),
         )
     if args.json:
-        print(json.dumps({"models": dataclasses.asdict(models), **found.as_dict()}, ensure_ascii=False))
+        told = {"models": dataclasses.asdict(models), **found.as_dict()}
+        print(json.dumps(told, ensure_ascii=False, default=str))  # a config's dtype by its name
     else:
         print("\n".join(found.lines()))
     return 0 if found.passed else 1
@@ -238,7 +243,7 @@ def _print_outputs(
         for row, output in enumerate(generation.read_outputs(result, batch, pair.vocabulary)):
             text = texts[first + row]
             if output.finish_reason == "nan":
-                _warn(f"input {first + row + 1}: the target's logits are NaN; the output ends before them.")
+                _warn(f"input {first + row + 1}: {_NAN}")
             if as_json:
                 print(json.dumps({"input": text, **output._asdict(), "seconds": seconds}, ensure_ascii=False))
                 continue
@@ -250,11 +255,14 @@ def _print_outputs(
 
 
 def _print_comparison(pair: Pair, batches: Sequence[Batch], settings: Settings) -> None:
-    comparisons = []
+    comparisons, first = [], 0
     for i, batch in enumerate(batches, start=1):
         with _status(f"comparing, batch {i} of {len(batches)}"):
             comparisons.append(comparison.compare(pair, batch, settings, repeats=COMPARE_REPEATS))
         for output in generation.read_outputs(comparisons[-1].speculative, batch, pair.vocabulary):
+            first += 1
+            if output.finish_reason == "nan":
+                _warn(f"input {first}: {_NAN}")
             print(_line(output.text), flush=True)
     dtype = pair.target.config.dtype.name
     Console().print(comparison.table(comparisons, dtype, temperature=settings.temperature))

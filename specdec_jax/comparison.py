@@ -1,6 +1,7 @@
 """Decoding with and without speculation, side by side: speed, acceptance, and whether the outputs are equal."""
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -30,7 +31,8 @@ class Difference(NamedTuple):
       row: the row.
       position: of the first token that differs.
       margin: how far the target's choice was above its next best one there, by teacher forcing: of logits where it
-        is greedy, of noisy log-probabilities under the coupled rule.
+        is greedy; under the coupled rule of noisy log-probabilities times the temperature. An id that crosses a
+        filter's border by rounding does not show in it.
     """
 
     row: int
@@ -76,12 +78,12 @@ class Summary(NamedTuple):
 
     @property
     def speedup(self) -> float:
-        """Ratio of the speeds in tokens per second; of the times, where both emit the same."""
-        return self.speed / self.plain_speed
+        """Ratio of the speeds in tokens per second; of the times, where both emit the same. NaN where neither did."""
+        return self.speed / self.plain_speed if self.plain_speed else math.nan
 
     @property
     def tokens_per_call(self) -> float:
-        """Mean tokens per target call, 1 to gamma + 1."""
+        """Mean tokens per target call, 1 to gamma + 1; 0 where the first logits were NaN."""
         return self.tokens / self.target_calls
 
 
@@ -133,8 +135,10 @@ def _margins(
     scores = constrain(target.forward(params, encoder_tokens, shifted), sampling, shifted, start)
     p = to_probabilities(scores, sampling)
     if not isinstance(p, PointMass):
+        assert sampling.temperature is not None
         rngs = jax.vmap(jax.random.key)(batch.seeds)
         scores = jnp.log(p) + gumbel_noise(rngs, start, tokens.shape[1], target.vocab_size)
+        scores = scores * jnp.maximum(sampling.temperature, GREEDY_BELOW)[:, None, None]  # in units of logits
     best = jax.lax.top_k(scores, 2)[0]
     return best[..., 0] - best[..., 1]
 

@@ -10,16 +10,18 @@ from jaxtyping import Array, Bool, Float32, Int32
 
 Logits = Float32[Array, "batch k vocab"]
 Tokens = Int32[Array, "batch capacity"]
-PerRow = Int32[Array, " batch"]
+PerRowInt = Int32[Array, " batch"]
 
 
-def penalize_repetition(logits: Logits, tokens: Tokens, positions: PerRow, penalty: Float32[Array, " batch"]) -> Logits:
-    """Divides positive and multiplies negative logits of ids that came before (CTRL, arXiv 1909.05858, section 4.1)."""
+def penalize_repetition(
+    logits: Logits, tokens: Tokens, positions: PerRowInt, penalty: Float32[Array, " batch"]
+) -> Logits:
+    """Divides positive and multiplies negative logits of ids that came before (CTRL, arXiv 1909.05858)."""
     factor = penalty[:, None, None]
     return jnp.where(_seen(logits, tokens, positions), jnp.where(logits > 0, logits / factor, logits * factor), logits)
 
 
-def _seen(logits: Logits, tokens: Tokens, positions: PerRow) -> Bool[Array, "batch k vocab"]:
+def _seen(logits: Logits, tokens: Tokens, positions: PerRowInt) -> Bool[Array, "batch k vocab"]:
     """Whether an id is in the history that a query sees."""
     batch, k, vocab = logits.shape
     slots = jnp.arange(tokens.shape[1])[None]
@@ -32,7 +34,7 @@ def _seen(logits: Logits, tokens: Tokens, positions: PerRow) -> Bool[Array, "bat
     return before[:, None] | jnp.pad(guessed, ((0, 0), (1, 0), (0, 0)))
 
 
-def ban_repeated_ngrams(logits: Logits, tokens: Tokens, positions: PerRow, size: PerRow) -> Logits:
+def ban_repeated_ngrams(logits: Logits, tokens: Tokens, positions: PerRowInt, size: PerRowInt) -> Logits:
     """Forbids an id that would end a run of `size` tokens that is in the history already; 0 forbids nothing.
 
     With size 3 and a history of a b c d a b, c is forbidden: the run a b c would come again.
@@ -63,7 +65,7 @@ def forbid(logits: Logits, ids: Int32[Array, " n"]) -> Logits:
     return jnp.where(_is_among(logits, ids), -jnp.inf, logits)
 
 
-def forbid_before(logits: Logits, ids: Int32[Array, " n"], positions: PerRow, first: PerRow) -> Logits:
+def forbid_before(logits: Logits, ids: Int32[Array, " n"], positions: PerRowInt, first: PerRowInt) -> Logits:
     """Forbids ids in every slot of a row before its slot `first`."""
     early = positions[:, None] + 1 + jnp.arange(logits.shape[1])[None] < first[:, None]
     return jnp.where(early[..., None] & _is_among(logits, ids), -jnp.inf, logits)

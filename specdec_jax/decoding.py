@@ -181,6 +181,9 @@ def decode(
     cache, prompt, positions = target.prefill(target_params, inputs, capacity)
     if prompt.shape[0] != batch:
         raise ValueError(f"seeds has {batch} rows and inputs {prompt.shape[0]}; give one seed for each row.")
+    for name, some in (("sampling", sampling), ("draft_sampling", draft_sampling)):
+        if some.batch not in (None, batch):
+            raise ValueError(f"{name} is for {some.batch} rows and inputs has {batch}; give make_sampling the same.")
     drafter_state = None if drafter is None else drafter.init(draft_params, inputs, capacity)
     end = End(eos_ids, positions)
     sampling, draft_sampling = sampling._replace(end=end), draft_sampling._replace(end=end)
@@ -206,7 +209,10 @@ def decode(
         places = jnp.arange(gamma + 1)[None]
         emitted = jnp.where(places < n[:, None], jnp.pad(proposal.tokens, ((0, 0), (0, 1))), extra_token[:, None])
         raw = verification.at_guesses(jax.nn.log_softmax(logits), emitted)
-        chosen = jnp.zeros_like(raw) if isinstance(p, PointMass) else jnp.log(verification.at_guesses(p, emitted))
+        if isinstance(p, PointMass):
+            chosen = jnp.where(emitted == p.tokens, 0.0, -jnp.inf)  # what lenience lets pass has probability 0
+        else:
+            chosen = jnp.log(verification.at_guesses(p, emitted))
         is_nan = jnp.isnan(verification.at_guesses(log_probs, emitted))
         cut = _cut(state, n, emitted, is_nan, end, max_length=max_length)
         return _State(
@@ -347,6 +353,7 @@ def _count(
     trials = accepted + rejected
     beta = jnp.where(jnp.arange(gamma)[None] < trials[:, None], beta, 0.0)
     outcome = (jnp.arange(gamma + 1)[None] == accepted[:, None]) & running[:, None]
+    guesses = jnp.where(jnp.arange(gamma)[None] < proposal.num_guesses[:, None], proposal.tokens, -1)
     at = (0, state.step)
     return result._replace(
         finish_reason=cut.reason,
@@ -358,7 +365,7 @@ def _count(
         beta_sum=result.beta_sum + jnp.sum(beta, axis=1),
         beta_square_sum=result.beta_square_sum + jnp.sum(beta * beta, axis=1),
         num_target_calls=result.num_target_calls + running,
-        step_guesses=jax.lax.dynamic_update_slice(result.step_guesses, proposal.tokens[:, None], (*at, 0)),
+        step_guesses=jax.lax.dynamic_update_slice(result.step_guesses, guesses[:, None], (*at, 0)),
         step_accepted=jax.lax.dynamic_update_slice(result.step_accepted, jnp.where(running, accepted, -1)[:, None], at),
         step_emitted=jax.lax.dynamic_update_slice(result.step_emitted, cut.num_new[:, None], at),
     )

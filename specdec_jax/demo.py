@@ -34,6 +34,7 @@ class Options:
       seed: of the draws at temperature 1.
       num_examples: of each task.
       num_repeats: timed calls of each decode.
+      rule: of verification; see `Settings`.
       dtype: see `Models`.
     """
 
@@ -43,6 +44,7 @@ class Options:
     seed: int
     num_examples: int
     num_repeats: int
+    rule: str | None = None
     dtype: str | None = None
 
     def __post_init__(self) -> None:
@@ -131,6 +133,7 @@ def run(options: Options, console: Console) -> list[Row]:
             seed=options.seed,
             max_decode_length=options.max_decode_length,
             max_input_length=options.max_input_length,
+            rule=options.rule,
         )
         for temperature in TEMPERATURES
     ]
@@ -177,7 +180,7 @@ def run(options: Options, console: Console) -> list[Row]:
                         comparisons.append(comparison.compare(pairs[name], batch, some, repeats=options.num_repeats))
                         progress.advance(bar)
                     rows.append(Row(task, name, some.temperature, costs, comparisons))
-    console.print(table(rows, options.gamma, pairs[drafts[0]].target.config.dtype.name))
+    console.print(table(rows, settings[0], pairs[drafts[0]].target.config.dtype.name))
     return rows
 
 
@@ -195,10 +198,11 @@ def measure_costs(pair: Pair, batch: Batch, settings: Settings) -> Costs:
     return Costs(draft / target, block / target)
 
 
-def table(rows: Sequence[Row], gamma: int, dtype: str) -> Table:
+def table(rows: Sequence[Row], settings: Settings, dtype: str) -> Table:
     """A line per task, draft and temperature, tasks together."""
     grid = Table(
-        title=f"speculative decoding, gamma {gamma}, batch 1, {dtype} on {jax.devices()[0].device_kind}",
+        title=f"speculative decoding, gamma {settings.gamma}, rule {settings.verification_rule().__name__}, batch 1, "
+        f"{dtype} on {jax.devices()[0].device_kind}",
         caption="c: a draft call, v: a target call of gamma + 1 tokens, both in one-token target calls. Speeds are in "
         "tokens/s without compilation; speedup is the median over examples. Equal: outputs with and without guesses "
         "at temperature 0; above it only their law is equal.",

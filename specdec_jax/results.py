@@ -36,7 +36,7 @@ class DecodingResult(NamedTuple):
       beta_square_sum: float32 [batch], likewise of its square.
       exact: bool [batch], whether the lenience was 1. Below 1 the law is not the target's.
       num_target_calls: int32 [batch], target calls while the row was running.
-      step_guesses: int32 [batch, max_length, gamma], the guesses of each step.
+      step_guesses: int32 [batch, max_length, gamma], the guesses of each step; -1 behind a row's last.
       step_accepted: int32 [batch, max_length], n of each step; -1 where the row had no such step.
       step_emitted: int32 [batch, max_length], tokens emitted in each step.
     """

@@ -50,6 +50,20 @@ class Sampling(NamedTuple):
     min_p: Float32[Array, " batch"] | None = None
     end: "End | None" = None
 
+    @property
+    def batch(self) -> int | None:
+        """How many rows it is for; None where no setting belongs to a row."""
+        per_row = self._per_row()
+        return next(iter(per_row.values())).shape[0] if per_row else None
+
+    def of_first_row(self, rows: int) -> "Sampling":
+        """The first row's settings, for so many rows."""
+        return self._replace(**{name: jnp.broadcast_to(x[:1], (rows,)) for name, x in self._per_row().items()})
+
+    def _per_row(self) -> dict[str, Array]:
+        shared = ("num_ids", "forbidden", "end")
+        return {name: x for name, x in self._asdict().items() if x is not None and name not in shared}
+
 
 class End(NamedTuple):
     """What ends a row, and where its decoding began.
@@ -121,6 +135,8 @@ def make_sampling(
     if num_ids is not None and num_ids < 1:
         raise ValueError(f"num_ids is {num_ids}; it must be the number of valid ids, 1 or more.")
     _check("forbidden", forbidden, np.asarray(forbidden, np.int64) >= 0, "ids, each 0 or more")
+    if num_ids is not None:
+        _check("forbidden", forbidden, np.asarray(forbidden, np.int64) < num_ids, f"ids below {num_ids}")
     if num_ids is not None and set(range(num_ids)) <= set(forbidden):
         raise ValueError(f"forbidden holds all of the {num_ids} ids; leave at least one.")
     greedy = (temperatures < GREEDY_BELOW).all()
@@ -141,7 +157,7 @@ def make_sampling(
     )
 
 
-def _check(name: str, value: PerRow, good: np.ndarray, rule: str) -> None:
+def _check(name: str, value: PerRow, good: np.ndarray | np.bool_, rule: str) -> None:
     if not good.all():
         raise ValueError(f"{name} is {value}; it must be {rule}.")
 
@@ -150,8 +166,8 @@ def _per_row(name: str, value: PerRow, batch: int, dtype: type) -> np.ndarray:
     values = np.asarray(value)
     if values.shape not in ((), (batch,)):
         raise ValueError(f"{name} has shape {values.shape}; give one value, or one for each of the {batch} rows.")
-    if np.issubdtype(dtype, np.integer) and (values != np.floor(values)).any():
-        raise ValueError(f"{name} is {value}; it must be a whole number.")
+    if np.issubdtype(dtype, np.integer):
+        _check(name, value, (values == np.floor(values)) & (values < 2**31), "a whole number below 2**31")
     return np.broadcast_to(values.astype(dtype), (batch,))
 
 

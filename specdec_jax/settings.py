@@ -85,6 +85,8 @@ class Settings:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more.")
         if self.seed < 0:
             raise ValueError(f"seed is {self.seed}; it must be 0 or more.")
+        if self.draft_temperature is not None and not 0 <= self.draft_temperature < float("inf"):
+            raise ValueError(f"draft_temperature is {self.draft_temperature}; it must be a finite number, 0 or more.")
         if self.rule not in (None, *RULES):
             raise ValueError(f"rule is {self.rule!r}; it must be one of {', '.join(map(repr, RULES))}, or None.")
         verification.check_lenience(self.verification_rule(), self.lenience)
@@ -97,8 +99,7 @@ class Settings:
             )
         if not all(isinstance(i, int) and i >= 0 for i in self.forbidden_ids):
             raise ValueError(f"forbidden_ids is {self.forbidden_ids}; each must be an id, 0 or more.")
-        for of_draft in (False, True):
-            self.sampling(1, of_draft=of_draft)  # raises what it has to say about the settings of the draws
+        self.sampling(1)  # raises what it has to say about the settings of the draws
 
     def verification_rule(self) -> verification.Rule:
         """The rule of verification."""

@@ -50,7 +50,7 @@ def read_steps(
         pieces = [piece(vocabulary, before + new[:i], token) for i, token in enumerate(new)]
         has_own = emitted > accepted
         rejected = None
-        if has_own and accepted < len(guesses):
+        if has_own and accepted < len(guesses) and guesses[accepted] >= 0:
             rejected = piece(vocabulary, before + new[:accepted], guesses[accepted])
         own = pieces[accepted] if has_own else None
         steps.append(Step(vocabulary.decode(before), pieces[:accepted], rejected, own))

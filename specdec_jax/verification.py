@@ -6,6 +6,8 @@
 
 A rule is any function of their signature:
 
+    from specdec_jax.sampling import EXTRA, draw, uniforms
+
     def strict(keys, target, proposal, lenience):  # accepts nothing: plain decoding, the slow way
         n = jnp.zeros_like(proposal.num_guesses)
         return n, draw(target.p[:, 0], uniforms(keys, EXTRA, 1)[:, 0])
@@ -225,11 +227,14 @@ def block(
 ) -> tuple[Int32[Array, " batch"], Int32[Array, " batch"]]:
     """Block verification; see `token` for arguments and results. Exact only, so `lenience` has to be 1."""
     p, guesses = target.p, proposal.tokens
-    if isinstance(p, PointMass) or guesses.shape[1] == 0:
+    gamma = guesses.shape[1]
+    if isinstance(p, PointMass) or gamma == 0:
         return token(keys, target, proposal, lenience)
+    # A guess at a place where p is NaN does not count: known before it was drawn, so the law stays.
+    proposal = proposal._replace(num_guesses=count_accepted(~jnp.isnan(p[:, :gamma, 0]), proposal.num_guesses))
     weights = block_weights(at_guesses(p, guesses), _q_of_guesses(proposal, p.dtype))
     h = block_accept_probability(weights, p, proposal)
-    n = count_block(uniforms(keys, ACCEPT, guesses.shape[1]) < h, proposal.num_guesses)
+    n = count_block(uniforms(keys, ACCEPT, gamma) < h, proposal.num_guesses)
     weight = jnp.take_along_axis(weights, n[:, None], axis=1)[:, 0]
     return n, draw(extra_law(p, proposal, n, weight), uniforms(keys, EXTRA, 1)[:, 0])
 
@@ -245,8 +250,11 @@ def coupled(
     del lenience
     if isinstance(target.p, PointMass):
         tokens = target.p.tokens
+    elif keys.noise is None:
+        raise ValueError(
+            "there is no noise to share; it is made for verification.coupled itself, not for a copy of it."
+        )
     else:
-        assert keys.noise is not None, "step_keys makes the noise of this rule"
         tokens = draw_coupled(target.p, keys.noise)
     n = count_accepted(proposal.tokens == tokens[:, :-1], proposal.num_guesses)
     return n, jnp.take_along_axis(tokens, n[:, None], axis=1)[:, 0]

@@ -54,21 +54,29 @@ def test_a_correct_decoder_passes(pair, rule):
     assert found.lines()[-1] == "PASSED"
 
 
-def test_a_wrong_decoder_fails(pair):
-    """The draft's own law, claimed to be the target's."""
+def test_a_wrong_decoder_fails(pair, monkeypatch):
+    """The draft's own output, claimed to be the target's."""
     draft_alone = pair._replace(target_params=pair.draft_params)
+    monkeypatch.setattr(
+        generation, "decode", lambda _, batch, settings: generation.decode_plainly(draft_alone, batch, settings)
+    )
+    law = certificate.check_law(pair, "a", encoded(["a"])[0], SETTINGS, 512, quiet)
+    greedy = certificate.check_greedy(pair, encoded(TEXTS), SETTINGS, quiet)
+    assert law.p_value < 1e-6 and greedy.unexplained > 0
 
-    def decode(_, batch, settings):
-        return generation.decode_plainly(draft_alone, batch, settings)
 
-    law = certificate.check_law(pair, "a", encoded(["a"])[0], SETTINGS, 512, quiet, decode=decode)
-    assert law.p_value < 1e-6
+def test_one_outcome_shows_nothing(pair):
+    settings = dataclasses.replace(SETTINGS, temperature=0.001)
+    found = certificate.verify(pair, TEXTS, encoded(TEXTS), settings, num_sequences=128, num_laws=1, report=quiet)
+    assert found.laws[0].degrees == 0 and found.laws[0].temperature == 0.001 and found.laws[0].detectable == 1.0
+    assert not found.passed and any("inconclusive" in line for line in found.lines())
 
 
 def test_the_law_is_that_of_all_beginnings(pair):
     settings = dataclasses.replace(SETTINGS, temperature=0.7, top_k=3, max_decode_length=3, batch_size=9)
     (batch,) = generation.make_batches([encoded(["a"])[0]] * 9, VOCABULARY, settings)
-    law = certificate.exact_law(pair, batch)
+    law, border = certificate.exact_law(pair, batch)
+    assert border > 0
     assert abs(sum(law.values()) - 1) < 1e-5 and max(map(len, law)) == 3
     assert all(VOCABULARY.eos_id not in tokens[:-1] for tokens in law)
     assert all(len(tokens) == 3 or tokens[-1] == VOCABULARY.eos_id for tokens in law)
@@ -77,16 +85,18 @@ def test_the_law_is_that_of_all_beginnings(pair):
 def test_chi_square_is_scipys():
     law = {(i,): p for i, p in enumerate([0.5, 0.3, 0.19, 0.006, 0.004])}
     seen = {(0,): 510, (1,): 280, (2,): 199, (3,): 7, (4,): 4}
-    found = certificate.chi_square("x", law, seen)
-    # 6 expected of (3,) stand alone, the 4 of (4,) are too few for a cell
-    alone = scipy.stats.chisquare([510, 280, 199, 7], np.array([500, 300, 190, 6]))
+    found = certificate.chi_square(law, seen, excuse=False)
+    # 6 expected of (3,) stand alone; the 4 of (4,) are too few for a cell, and join the smallest one
+    alone = scipy.stats.chisquare([510, 280, 199, 7 + 4], [500, 300, 190, 6 + 4])
     assert found.degrees == 3 and found.statistic == pytest.approx(alone.statistic, rel=1e-5)
     assert found.p_value == pytest.approx(scipy.stats.chi2.sf(found.statistic, 3), rel=1e-3)
 
 
 def test_an_impossible_outcome_has_no_excuse():
-    found = certificate.chi_square("x", {(0,): 0.5, (1,): 0.5}, {(0,): 50, (1,): 49, (2,): 1})
+    law, seen = {(0,): 0.5, (1,): 0.5}, {(0,): 50, (1,): 49, (2,): 1}
+    found = certificate.chi_square(law, seen, excuse=False)
     assert found.impossible == 1 and found.p_value == 0.0
+    assert certificate.chi_square(law, seen, excuse=True).p_value > 0.1  # where rounding decides what is possible
 
 
 @pytest.mark.parametrize(("degrees", "total"), [(5, 500), (26, 2048)])
@@ -138,7 +148,17 @@ def test_command(capsys, monkeypatch):
         return result._replace(tokens=jnp.where(result.tokens == result.tokens[0, 0], 9, result.tokens))
 
     monkeypatch.setattr(generation, "decode", wrong)
-    monkeypatch.setattr(certificate.check_law, "__defaults__", (wrong,))
     assert cli.main(OPTIONS) == 1
     assert capsys.readouterr().out.endswith("FAILED\n")
     assert cli.main([*OPTIONS, "--sequences=0"]) == 2
+    assert cli.main([*OPTIONS, "--gin.LENIENCE=0.5"]) == 2
+    assert "LENIENCE is 0.5; only 1 is exact" in capsys.readouterr().err
+
+
+def test_a_config_that_was_checked_is_part_of_the_certificate(capsys):
+    """Its dtype has no JSON of its own."""
+    sizes = "emb_dim = 64", "num_heads = 4", "head_dim = 16", "mlp_dim = 128", "vocab_size = 384"
+    layers = "num_encoder_layers = 3", "num_decoder_layers = 3"
+    bindings = [f"--gin.T5Config.{line.replace(' ', '')}" for line in (*sizes, *layers)]
+    assert cli.main([*OPTIONS, *bindings, "--gin.TARGET_CONFIG=@T5Config()", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["models"]["target_config"]["emb_dim"] == 64

@@ -22,3 +22,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "error")
     for module in ("orbax", "tensorstore", "seqio", "tensorflow", "google", "keras", "transformers", "torch"):
         config.addinivalue_line("filterwarnings", f"ignore:::{module}")
+
+
+@pytest.fixture
+def float64():
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)

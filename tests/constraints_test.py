@@ -121,6 +121,8 @@ def test_no_id_left_is_nan(temperature):
         ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0; it must be a finite number above 0"),
         ({"no_repeat_ngram": 1.5}, "no_repeat_ngram is 1.5; it must be a whole number"),
         ({"forbidden": (-3,)}, r"forbidden is \(-3,\); it must be ids"),
+        ({"forbidden": (40,), "num_ids": 32}, r"forbidden is \(40,\); it must be ids below 32"),
+        ({"top_k": 2**32 + 1}, "top_k is 4294967297; it must be a whole number below"),
         ({"forbidden": (0, 1, 2), "num_ids": 3}, "forbidden holds all of the 3 ids"),
     ],
 )

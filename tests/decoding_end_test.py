@@ -8,6 +8,7 @@ import pytest
 import tiny
 from tiny_pair import TARGET, VOCAB, Wrapped, consistent, inputs, plain, same_tokens, speculative, target_params
 
+from specdec_jax import verification
 from specdec_jax.decoding import speculative_decode
 from specdec_jax.drafters.model import ModelDrafter
 from specdec_jax.results import FinishReason
@@ -73,6 +74,31 @@ class NaNModel(Wrapped):
         return jnp.where((bad[:, None] & late)[..., None], jnp.nan, logits), (cache, bad)
 
 
+@pytest.mark.parametrize("rule", [verification.token, verification.block, verification.coupled])
+def test_nan_behind_guesses_of_another_model(rule):
+    """What is emitted before the NaN does not depend on it."""
+    x = Inputs(jnp.asarray([[13, 2, 3], [4, 5, 6]]))
+    args = {"max_length": 12, "sampling": make_sampling(2), "seeds": jnp.arange(2), "eos_ids": (), "rule": rule}
+    tree = tiny.nudged(target_params(), 0.1)
+    good, result = (
+        speculative_decode(target, target_params(), ModelDrafter(TARGET), tree, x, gamma=3, **args)
+        for target in (TARGET, NaNModel(TARGET, 5))
+    )
+    assert result.finish_reason.tolist() == [FinishReason.NAN, FinishReason.LENGTH] and int(result.lengths[0]) == 5
+    np.testing.assert_array_equal(result.tokens[1], good.tokens[1])
+    assert np.isfinite(result.scores).all() and (np.asarray(result.standardized_scores) > -1e9).all()
+    consistent(result)
+
+
+def test_an_id_that_no_rule_leaves_ends_the_row():
+    """On a guessed path too: each id only once, and more tokens wanted than there are ids."""
+    kwargs = {"gamma": 4, "temperature": 1.0, "no_repeat_ngram": 1, "max_length": VOCAB + 5, "eos_ids": ()}
+    result = speculative(3, drafter="scripted", **kwargs)
+    assert result.finish_reason.tolist() == [FinishReason.NAN] * 3
+    for row, length in zip(np.asarray(result.tokens), result.lengths.tolist(), strict=True):
+        assert length == VOCAB - 1 and len({0, *row[:length].tolist()}) == VOCAB  # the start token is in the history
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("where", ["target", "draft"])
 def test_nan_logits_end_the_row_or_only_its_guesses(where, temperature):
@@ -110,6 +136,7 @@ def test_nan_logits_end_the_row_or_only_its_guesses(where, temperature):
         ({"eos_ids": (-1,)}, r"eos_ids is \(-1,\)"),
         ({"lenience": 0.0}, "lenience is 0.0"),
         ({"lenience": 2.0}, "lenience is 2.0"),
+        ({"sampling": make_sampling(3, temperature=1.0)}, "sampling is for 3 rows and inputs has 2"),
         ({"seeds": jnp.arange(3, dtype=jnp.int32)}, "seeds has 3 rows and inputs 2"),
     ],
 )

@@ -13,9 +13,8 @@ from specdec_jax import verification
 from specdec_jax.decoding import autoregressive_decode, speculative_decode
 from specdec_jax.drafters.model import ModelDrafter
 from specdec_jax.models.t5 import T5
-from specdec_jax.sampling import EXTRA, draw, make_sampling, uniforms
-
-RULES = {"token": verification.token, "block": verification.block, "coupled": verification.coupled}
+from specdec_jax.sampling import make_sampling
+from specdec_jax.settings import RULES
 
 
 @pytest.mark.parametrize(
@@ -56,6 +55,27 @@ def test_coupled_equals_plain_decoding_with_the_same_noise(gamma, batch, drafter
     consistent(result)
     if drafter == "same" and not settings.get("no_repeat_ngram"):
         assert (np.asarray(result.accepted) == np.asarray(result.drafted)).all()
+
+
+@pytest.mark.parametrize("gamma", [0, 3])
+def test_a_prefix_is_gone_on_from_with_the_same_noise(gamma):
+    """Also under rules that count from where the prefix ends, or look at it."""
+    kwargs = {"temperature": 1.0, "rule": verification.coupled, "no_repeat_ngram": 2, "max_length": 8}
+    free = plain(2, eos_ids=(), **{**kwargs, "max_length": 12})
+    prefix = jnp.asarray([[*free.tokens[0, :3]], [free.tokens[1, 0], 0, 0]])  # ragged: 3 tokens and 1
+    x = inputs(2)._replace(prefix=prefix)
+    ids = tuple(sorted({int(free.tokens[0, 4]), int(free.tokens[1, 3])}))
+    for min_length in (0, 8):
+        settings = {**kwargs, "x": x, "eos_ids": ids, "min_length": min_length}
+        result = speculative(2, gamma=gamma, **settings) if gamma else plain(2, **settings)
+        if min_length == 0:
+            for row, given in enumerate((3, 1)):
+                length = int(result.lengths[row])
+                expected = np.asarray(free.tokens)[row, given : given + length]
+                np.testing.assert_array_equal(result.tokens[row, :length], expected)
+                assert length < 8 and int(expected[-1]) in ids
+        else:
+            assert result.lengths.tolist() == [8, 8] and not np.isin(result.tokens, ids).any()
 
 
 def test_coupled_rows_do_not_depend_on_their_batch():
@@ -124,8 +144,8 @@ def test_the_documented_rule_runs():
     assert verification.__doc__ is not None
     lines = verification.__doc__.splitlines()
     start = next(i for i, line in enumerate(lines) if line.strip().startswith("def strict"))
-    names = {"jnp": jnp, "draw": draw, "uniforms": uniforms, "EXTRA": EXTRA}
-    exec("\n".join(line[4:] for line in lines[start : start + 3]), names)
+    names = {"jnp": jnp}
+    exec("\n".join(line[4:] for line in lines[start - 2 : start + 3]), names)
     result = speculative(2, gamma=3, temperature=1.0, rule=names["strict"])
     assert result.accepted.tolist() == [0, 0]
     np.testing.assert_array_equal(result.tokens, plain(2, temperature=1.0).tokens)

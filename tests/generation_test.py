@@ -120,7 +120,7 @@ def test_a_short_batch_is_filled_with_copies():
         ({"max_decode_length": 0}, "^max_decode_length is 0"),
         ({"min_decode_length": -1}, "^min_decode_length is -1; it must be 0 or more"),
         ({"min_decode_length": 65}, "^min_decode_length is 65; it must not be above max_decode_length, 64"),
-        ({"draft_temperature": -1.0}, "^temperature is -1"),
+        ({"draft_temperature": -1.0}, "^draft_temperature is -1.0; it must be a finite number"),
         ({"forbidden_ids": (-1,)}, r"^forbidden_ids is \(-1,\); each must be an id"),
         ({"rule": "blok"}, "^rule is 'blok'; it must be one of 'token', 'block', 'coupled', or None"),
         ({"rule": "block", "lenience": 0.5}, "^lenience is 0.5 and the rule is block"),

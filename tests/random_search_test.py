@@ -15,10 +15,10 @@ from specdec_jax import verification
 from specdec_jax.decoding import speculative_decode
 from specdec_jax.drafters.model import ModelDrafter
 from specdec_jax.sampling import make_sampling
+from specdec_jax.settings import RULES
 from specdec_jax.types import Inputs
 
 CAPACITY = 16
-RULES = {"token": verification.token, "block": verification.block, "coupled": verification.coupled}
 
 
 @functools.partial(jax.jit, static_argnames="model")

@@ -104,6 +104,13 @@ def test_text_is_never_read_as_markup():
     assert console.file.getvalue().rstrip() == "  1 [bold] [red]"
 
 
+def test_a_guess_that_did_not_count_was_not_rejected():
+    step_arrays = ([[70, -1], [0, 0]], [1, -1], [2, 0])
+    arrays = [np.array(x, np.int32) for x in ([70, 71], *step_arrays)]
+    (step,) = trace.read_steps(*arrays, BYTES)
+    assert len(step.accepted) == 1 and step.rejected is None and step.own is not None
+
+
 def test_show_of_a_real_decode():
     import mini_pair
 

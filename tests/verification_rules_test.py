@@ -14,13 +14,6 @@ from specdec_jax.sampling import PointMass, StepKeys
 from specdec_jax.verification import Proposal, Target
 
 
-@pytest.fixture
-def float64():
-    jax.config.update("jax_enable_x64", True)
-    yield
-    jax.config.update("jax_enable_x64", False)
-
-
 def largest_error(law, expected):
     return max(abs(law.get(key, 0.0) - expected.get(key, 0.0)) for key in {*law, *expected})
 
@@ -85,6 +78,32 @@ def test_the_enumeration_finds_a_wrong_rule(float64, monkeypatch):
         law = sequence_law(lambda prefix: step_law("token", target, draft, prefix, 2, 2), 3)
     enumeration.outcomes.clear_cache()
     assert largest_error(law, target_law(target, 3)) > 1e-3
+
+
+def test_the_enumeration_finds_a_wrong_block_rule(float64, monkeypatch):
+    right = verification.block_accept_probability
+
+    def without_weights(weights, p, proposal):
+        return right(jnp.where(jnp.arange(weights.shape[1])[None] > 0, 1.0, weights), p, proposal)
+
+    target, draft = random_model(0, 3), random_model(50, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(verification, "block_accept_probability", without_weights)
+        enumeration.outcomes.clear_cache()
+        law = sequence_law(lambda prefix: step_law("block", target, draft, prefix, 2, 2), 3)
+    enumeration.outcomes.clear_cache()
+    assert largest_error(law, target_law(target, 3)) > 1e-3
+
+
+def test_a_place_without_a_law_ends_the_block_before_it():
+    """NaN behind the second guess: the first is tested as if it were the last, so an impossible one never passes."""
+    nan = jnp.full((2,), jnp.nan)
+    p = jnp.stack([jnp.asarray([0.0, 1.0]), nan, nan])[None]
+    q = jnp.asarray([[[1.0, 0.0], [0.5, 0.5]]])
+    proposal = Proposal(jnp.asarray([[0, 0]]), q, jnp.asarray([2]))
+    for rule in (verification.token, verification.block):
+        n, extra = rule(keys(1), Target(p, jnp.log(p), jnp.zeros(1, bool)), proposal, jnp.float32(1))
+        assert (int(n[0]), int(extra[0])) == (0, 1)
 
 
 def expected_length(law):
