@@ -163,11 +163,8 @@ def _generate(argv: Sequence[str]) -> int:
     mode.add_argument("--json", action="store_true", help="print one JSON object per input")
     args, bindings = _split(parser, argv)
     models, settings = _configure(generate, args, bindings)
-    texts = args.texts or _lines_of_stdin()
-    vocabulary = load_vocabulary(resolve(models.vocabulary), models.extra_ids)
-    encoded = generation.encode(texts, vocabulary, settings)
-    pair = generation.load_pair(models, vocabulary)
-    batches = generation.make_batches(encoded, vocabulary, settings)
+    texts, encoded, pair = _load(args.texts, models, settings)
+    batches = generation.make_batches(encoded, pair.vocabulary, settings)
     if args.compare:
         _print_comparison(pair, batches, settings)
     else:
@@ -186,10 +183,7 @@ def _verify(argv: Sequence[str]) -> int:
         raise ValueError(f"--sequences and --laws are {args.sequences} and {args.laws}; both must be 1 or more.")
     models, settings = _configure(generate, args, bindings)
     certificate.check(settings)
-    texts = args.texts or _lines_of_stdin()
-    vocabulary = load_vocabulary(resolve(models.vocabulary), models.extra_ids)
-    encoded = generation.encode(texts, vocabulary, settings)
-    pair = generation.load_pair(models, vocabulary)
+    texts, encoded, pair = _load(args.texts, models, settings)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=1.0)
@@ -216,6 +210,14 @@ def _demo(argv: Sequence[str]) -> int:
     args.gin_file = args.gin_file or ["configs/demo.gin"]
     demonstration.run(_configure(demo, args, bindings), Console())
     return 0
+
+
+def _load(texts: list[str], models: Models, settings: Settings) -> tuple[list[str], list[list[int]], Pair]:
+    """The inputs, or stdin's lines, their ids, and the models; the models last, since they take the longest."""
+    texts = texts or _lines_of_stdin()
+    vocabulary = load_vocabulary(resolve(models.vocabulary), models.extra_ids)
+    encoded = generation.encode(texts, vocabulary, settings)
+    return texts, encoded, generation.load_pair(models, vocabulary)
 
 
 def _lines_of_stdin() -> list[str]:
