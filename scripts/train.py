@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from specdec_jax.checkpoints import t5x
 from specdec_jax.models.t5 import T5, T5Config
-from specdec_jax.training import batches, examples, loop, parametrization, step, text
+from specdec_jax.training import batches, examples, loop, narrowing, parametrization, step, text
 from specdec_jax.vocabularies import load_vocabulary
 
 _SIZES = ("emb_dim", "num_heads", "head_dim", "mlp_dim", "num_encoder_layers", "num_decoder_layers")
@@ -50,7 +50,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--label_smoothing", type=float, default=0.0)
     parser.add_argument("--distill_from", help="T5X checkpoint of the frozen target model")
     parser.add_argument("--divergence_weight", type=float, default=0.9, help="the rest is cross-entropy")
-    parser.add_argument("--init_from", help="T5X checkpoint to start from; of a deeper one some layers are taken")
+    parser.add_argument("--init_from", help="T5X checkpoint to start from; of a larger one, what fits is taken")
     return parser.parse_args()
 
 
@@ -82,7 +82,7 @@ def main() -> None:
     if args.init_from:
         initial = parametrization.prune(t5x.load_params(args.init_from, dtype=jnp.float32), config)
         if jax.tree.map(jnp.shape, initial) != jax.tree.map(lambda x: x.shape, model.param_shapes()):
-            raise ValueError(f"--init_from={args.init_from} has other widths than the model to train")
+            initial = narrowing.narrow(initial, config)
     optimization = step.Optimization(**{name: getattr(args, name) for name in _OPTIMIZATION})
     mixture = batches.Mixture(rates=rates, batch_tokens=args.batch_tokens, seed=args.seed, **limits)
     schedule = loop.Schedule(**{name: getattr(args, name) for name in _SCHEDULE})

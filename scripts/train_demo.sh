@@ -31,21 +31,16 @@ target=$(echo "$demo"/target/checkpoint_*)
 [ -f "$run/outputs.tsv" ] || $python scripts/write_outputs.py --checkpoint="$target" \
     --vocabulary="$run/vocabulary.model" --ende="$ende" --summ="$summ" --output="$run/outputs.tsv"
 
-# Drafts learn from what the target writes, which costs no target call, and then from its probabilities.
-own="--pairs=$run/outputs.tsv --pairs_rate=2"
-soft="$own --distill_from=$target --warmup_steps=30 --peak_learning_rate=1e-3"
-for draft in "draft_small 128 2 256 1 1" "draft_medium 256 4 512 1 1"; do
+# Drafts learn the target's probabilities, of people's text and of what it writes itself. Each starts from the next larger
+# model, from what of it fits: far ahead of random weights.
+start=$target
+for draft in "draft_large 384 6 768 1 1" "draft_medium 256 4 512 1 1" "draft_small 128 2 256 1 1"; do
     read -r name sizes <<<"$draft"
-    # shellcheck disable=SC2086  # sizes and flags are several words
-    {
-        train "${name}_start" "$draft_minutes" $sizes $own
-        train "$name" "$draft_minutes" $sizes --init_from="$(newest "${name}_start")" $soft
-    }
+    # shellcheck disable=SC2086  # sizes are five words
+    train "$name" "$draft_minutes" $sizes --init_from="$start" --distill_from="$target" \
+        --pairs="$run/outputs.tsv" --pairs_rate=2 --warmup_steps=30 --peak_learning_rate=1e-3
     package "$name"
+    start=$(newest "$name")
 done
-# The largest is as wide as the target, and starts from some of its layers.
-# shellcheck disable=SC2086
-train draft_large "$((2 * draft_minutes))" 384 6 768 1 1 --init_from="$target" $soft
-package draft_large
 $python scripts/package_demo.py examples --ende="$ende" --summ="$summ" \
     --vocabulary="$run/vocabulary.model" --output="$demo"

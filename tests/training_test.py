@@ -13,7 +13,7 @@ import pytest
 
 from specdec_jax.checkpoints import t5x
 from specdec_jax.models.t5 import T5, T5Config
-from specdec_jax.training import batches, examples, loop, losses, parametrization, saves, step, text
+from specdec_jax.training import batches, examples, loop, losses, narrowing, parametrization, saves, step, text
 from specdec_jax.vocabularies import ByteVocabulary
 
 _MIXTURE = batches.Mixture(
@@ -138,6 +138,43 @@ def test_the_stream_depends_on_seed_and_step_alone():
     assert take(0, 5, seed=1) != everything[:5]
     with pytest.raises(ValueError, match="task 'b'"):
         next(batches.batches({"a": tasks["a"]}, _MIXTURE))
+
+
+def _logits(model, params):
+    sources = jnp.asarray(np.random.default_rng(1).integers(2, model.vocab_size, (2, 5)), jnp.int32)
+    return model.forward(params, sources, sources[:, :4])
+
+
+def test_narrowing_to_the_same_width_changes_nothing():
+    raw = parametrization.initial_raw(_MODEL, 0)
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape).astype(np.float32), raw)  # scales other than 1
+    narrowed = narrowing.narrow(params, _MODEL.config)
+    np.testing.assert_allclose(_logits(_MODEL, narrowed), _logits(_MODEL, params), atol=2e-4)
+    assert {x.dtype.name for x in jax.tree.leaves(narrowed)} == {"float32"}
+
+
+def test_a_narrowed_model_keeps_what_is_used():
+    """Half of the width of a model that uses no more than half of it, one of two heads, half of its units."""
+    cfg = dataclasses.replace(_MODEL.config, emb_dim=16, num_heads=2, mlp_dim=32)
+    narrow = T5(dataclasses.replace(cfg, emb_dim=8, num_heads=1, mlp_dim=16))
+    small = parametrization.initial_raw(narrow, 0)
+
+    def widen(small, shape):
+        wide = np.zeros(shape.shape, np.float32)
+        wide[tuple(slice(n) for n in small.shape)] = small
+        return wide
+
+    params = jax.tree_util.tree_map_with_path(
+        lambda path, x, shape: np.ones(shape.shape, np.float32) if path[-1].key == "scale" else widen(x, shape),
+        small,
+        T5(cfg).param_shapes(),
+    )
+    narrowed = narrowing.narrow(params, narrow.config)
+    np.testing.assert_allclose(_logits(narrow, narrowed), _logits(T5(cfg), params), atol=1e-4)
+    for field in ("emb_dim", "num_heads", "mlp_dim"):
+        with pytest.raises(ValueError, match=f"{field} is {getattr(cfg, field)}, and the model to narrow has"):
+            narrowing.narrow(narrowed, dataclasses.replace(narrow.config, **{field: getattr(cfg, field)}))
 
 
 def test_pruning_keeps_the_outer_layers():
