@@ -34,7 +34,7 @@ target=$(echo "$demo"/target/checkpoint_*)
 # Drafts learn the target's probabilities, of people's text and of what it writes itself. Each starts from the next larger
 # model, from what of it fits: far ahead of random weights.
 start=$target
-for draft in "draft_large 384 6 768 1 1" "draft_medium 256 4 512 1 1" "draft_small 128 2 256 1 1"; do
+for draft in "draft_large 384 6 640 1 1" "draft_medium 256 4 512 1 1" "draft_small 128 2 256 1 1"; do
     read -r name sizes <<<"$draft"
     # shellcheck disable=SC2086  # sizes are five words
     train "$name" "$draft_minutes" $sizes --init_from="$start" --distill_from="$target" \

@@ -121,7 +121,7 @@ def test_demo_runs_name_the_packaged_pair(name, prefix):
     models, settings = configure(f"configs/demo_{name}.gin")
     assert (models.target_checkpoint, models.draft_checkpoint) == ("demo:target", "demo:draft_small")
     assert models.vocabulary == "demo:vocabulary" and models.dtype is None
-    assert (settings.gamma, settings.temperature, settings.max_decode_length) == (4, 0.0, 64)
+    assert (settings.gamma, settings.temperature, settings.max_decode_length) == (3, 0.0, 64)
     assert (settings.task_prefix, settings.max_input_length, settings.batch_size) == (prefix, 128, 1)
 
 
@@ -142,7 +142,7 @@ def test_macros_of_a_users_own(tmp_path):
 
 def test_a_run_starts_from_a_clean_slate():
     configure("configs/demo_ende.gin", bindings=["GAMMA=9"])
-    assert configure("configs/demo_ende.gin")[1].gamma == 4
+    assert configure("configs/demo_ende.gin")[1].gamma == 3
 
 
 def test_places_where_files_are_looked_up(tmp_path, monkeypatch):
