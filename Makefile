@@ -12,7 +12,7 @@ demo: $(CORE)
 	$(BIN)/specdec demo
 
 test: $(TESTS)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 test-slow: $(TESTS)
 	XLA_FLAGS= $(BIN)/python -m pytest -m slow

@@ -70,6 +70,11 @@ class LawTest:
     p_value: float
     detectable: float
 
+    @property
+    def conclusive(self) -> bool:
+        """Whether it could have failed: there are cells to compare, or one outcome only and any other is a fault."""
+        return self.degrees > 0 or self.outcomes == 1
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GreedyTest:
@@ -109,7 +114,7 @@ class Certificate(NamedTuple):
                 f", {law.outcomes} possible outcomes, {law.impossible} others seen",
                 f"        chi-square {law.statistic:.1f} with {law.degrees} degrees of freedom, p = {law.p_value:.2g}; "
                 f"a total variation of {law.detectable:.2f} would have shown"
-                if law.degrees
+                if law.conclusive
                 else "        inconclusive: one outcome takes nearly all; more sequences or a higher temperature help",
             ]
         greedy = self.greedy
@@ -119,8 +124,14 @@ class Certificate(NamedTuple):
             f"greedy  {greedy.inputs} inputs, {greedy.tokens} tokens, {greedy.near_ties} near ties; "
             f"{greedy.differences} outputs differ from plain decoding, {greedy.unexplained} of them not at a near tie",
             "with    " + ", ".join(f"{name} {value}" for name, value in {**settings, **self.environment}.items()),
-            "PASSED" if self.passed else "FAILED",
+            self.verdict,
         ]
+
+    @property
+    def verdict(self) -> str:
+        """PASSED, FAILED, or INCONCLUSIVE where nothing failed but a law test had too few sequences."""
+        failed = self.greedy.unexplained or any(law.p_value <= SIGNIFICANCE / len(self.laws) for law in self.laws)
+        return "PASSED" if self.passed else "FAILED" if failed else "INCONCLUSIVE"
 
     def as_dict(self) -> dict[str, Any]:
         """The certificate as plain values, for JSON."""
@@ -161,7 +172,7 @@ def verify(
         each = SIGNIFICANCE / chosen
         laws.append(check_law(pair, texts[i], encoded[i], settings, num_sequences, tell, significance=each))
     greedy = check_greedy(pair, encoded, settings, functools.partial(report, "greedy outputs"))
-    passed = all(law.degrees > 0 and law.p_value > SIGNIFICANCE / chosen for law in laws) and greedy.unexplained == 0
+    passed = all(law.conclusive and law.p_value > SIGNIFICANCE / chosen for law in laws) and greedy.unexplained == 0
     told = {**dataclasses.asdict(settings), "rule": settings.verification_rule().__name__}
     return Certificate(passed, laws, greedy, told, environment(pair))
 
@@ -197,7 +208,7 @@ def check_law(
     """Decodes many sequences of one input and compares them with their exact law."""
     temperature = settings.temperature if settings.temperature >= GREEDY_BELOW else 1.0
     width = generation.padded_length(len(ids), settings.max_input_length)
-    num_rows = max(1, min(_MOST_ROWS, _MOST_TOKENS // width))
+    num_rows = max(1, min(_MOST_ROWS, _MOST_TOKENS // width, num_sequences))
     settings = dataclasses.replace(
         settings,
         temperature=temperature,
@@ -244,6 +255,10 @@ def exact_law(pair: Pair, batch: Batch) -> tuple[TokenLaw, float]:
         for row, tokens in enumerate(beginnings):
             rows[row, 1 : 1 + depth] = tokens
         p, borders = jax.device_get(_said(pair.target, pair.target_params, batch, jnp.asarray(rows), eos_id))
+        if np.isnan(p[: len(beginnings), depth]).any():
+            raise ValueError(
+                "the target's logits are NaN, or the settings leave no id: there is no law to compare with."
+            )
         border = min([border, *borders[: len(beginnings), depth].tolist()])
         ended = {tokens: probability for tokens, probability in law.items() if eos_id in tokens}
         going_on = {

@@ -16,6 +16,7 @@ import functools
 import inspect
 import json
 import logging
+import math
 import os
 import re
 import sys
@@ -107,7 +108,7 @@ def _checked(options: type[_Options], values: Mapping[str, Any]) -> _Options:
     for field in dataclasses.fields(options):  # pyright: ignore[reportArgumentType]
         value = values[field.name]
         if field.type in (float, float | None) and type(value) is int:
-            value = float(value)
+            value = float(value) if abs(value) < 2**63 else math.copysign(math.inf, value)
         kind: Any = field.type
         if not isinstance(value, kind) or isinstance(value, bool):
             name = kind.__name__ if isinstance(kind, type) else " or ".join(k.__name__ for k in kind.__args__)
@@ -221,7 +222,7 @@ def _load(texts: list[str], models: Models, settings: Settings) -> tuple[list[st
 
 
 def _lines_of_stdin() -> list[str]:
-    if sys.stdin.isatty():
+    if sys.stdin is None or sys.stdin.isatty():
         raise ValueError("there is no input; give texts as arguments, or lines on stdin.")
     return sys.stdin.read().splitlines()
 

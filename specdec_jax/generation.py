@@ -98,14 +98,21 @@ def encode(texts: Sequence[str], vocabulary: Vocabulary, settings: Settings) -> 
     """Token ids of each text, with the task's prefix before it and the end-of-sequence id after it.
 
     Raises:
-      ValueError: there is no text, one is empty, or one is too long.
+      ValueError: there is no text, one is empty, too long or not text, or forbidden ids are not the vocabulary's.
     """
     if not texts:
         raise ValueError("there is no input; give at least one text.")
+    wrong = [i for i in settings.forbidden_ids if i >= vocabulary.size]
+    if wrong:
+        raise ValueError(f"forbidden_ids holds {wrong[0]}; the vocabulary's ids are below {vocabulary.size}.")
+    if len(set(settings.forbidden_ids)) == vocabulary.size:
+        raise ValueError(f"forbidden_ids holds all of the vocabulary's {vocabulary.size} ids; leave at least one.")
     encoded = []
     for number, text in enumerate(texts, start=1):
         if not text.strip():
             raise ValueError(f"input {number} is empty; every input must hold text.")
+        if any("\ud800" <= character <= "\udfff" for character in text):  # bytes that could not be decoded
+            raise ValueError(f"input {number} is not UTF-8; every input must be text in UTF-8.")
         ids = [*vocabulary.encode(settings.task_prefix + text), vocabulary.eos_id]
         if len(ids) > settings.max_input_length:
             raise ValueError(

@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int32, Key, UInt32
 
 from specdec_jax import constraints
 
+HOTTEST = 1e6  # far above it all ids are equally likely to float32
 GREEDY_BELOW = 1e-4  # a temperature below this is argmax, as in t5x
 
 DRAW, ACCEPT, EXTRA, NOISE = 0, 1, 2, 3  # what a random number is for
@@ -119,11 +120,12 @@ def make_sampling(
     Raises:
       ValueError: a value is out of its range, there is not one per row, or no id is left.
     """
+    cold, hot = np.asarray(temperature) >= 0, np.asarray(temperature) <= HOTTEST
+    _check("temperature", temperature, cold & hot, f"a finite number, 0 (argmax) to {HOTTEST:g}")
     temperatures = _per_row("temperature", temperature, batch, np.float32)
-    _check("temperature", temperature, np.isfinite(temperatures) & (temperatures >= 0), "a finite number, 0 or more")
+    weak, strong = np.asarray(repetition_penalty) >= 1e-3, np.asarray(repetition_penalty) <= 1e3
+    _check("repetition_penalty", repetition_penalty, weak & strong, "0.001 to 1000 (1: no penalty)")
     penalties = _per_row("repetition_penalty", repetition_penalty, batch, np.float32)
-    above_0 = np.isfinite(penalties) & (penalties > 0)
-    _check("repetition_penalty", repetition_penalty, above_0, "a finite number above 0 (1: no penalty)")
     top_ps = _per_row("top_p", top_p, batch, np.float32)
     _check("top_p", top_p, (top_ps > 0) & (top_ps <= 1), "above 0 and at most 1 (1: no filter)")
     min_ps = _per_row("min_p", min_p, batch, np.float32)

@@ -4,7 +4,9 @@ import dataclasses
 
 from specdec_jax import verification
 from specdec_jax.models.t5 import T5Config
-from specdec_jax.sampling import Sampling, make_sampling
+from specdec_jax.sampling import HOTTEST, Sampling, make_sampling
+
+_LARGEST = 2**17  # of lengths and batches
 
 RULES = {"token": verification.token, "block": verification.block, "coupled": verification.coupled}
 """The rules of verification by their names."""
@@ -83,10 +85,12 @@ class Settings:
         for name in ("gamma", "max_decode_length", "max_input_length", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more.")
+            if getattr(self, name) > _LARGEST:
+                raise ValueError(f"{name} is {getattr(self, name)}; more than {_LARGEST} is surely a mistake.")
         if self.seed < 0:
             raise ValueError(f"seed is {self.seed}; it must be 0 or more.")
-        if self.draft_temperature is not None and not 0 <= self.draft_temperature < float("inf"):
-            raise ValueError(f"draft_temperature is {self.draft_temperature}; it must be a finite number, 0 or more.")
+        if self.draft_temperature is not None and not 0 <= self.draft_temperature <= HOTTEST:
+            raise ValueError(f"draft_temperature is {self.draft_temperature}; it must be 0 to {HOTTEST:g}.")
         if self.rule not in (None, *RULES):
             raise ValueError(f"rule is {self.rule!r}; it must be one of {', '.join(map(repr, RULES))}, or None.")
         verification.check_lenience(self.verification_rule(), self.lenience)
@@ -97,8 +101,8 @@ class Settings:
                 f"min_decode_length is {self.min_decode_length}; it must not be above max_decode_length, "
                 f"{self.max_decode_length}."
             )
-        if not all(isinstance(i, int) and i >= 0 for i in self.forbidden_ids):
-            raise ValueError(f"forbidden_ids is {self.forbidden_ids}; each must be an id, 0 or more.")
+        if not all(type(i) is int and 0 <= i < 2**31 for i in self.forbidden_ids):
+            raise ValueError(f"forbidden_ids is {self.forbidden_ids}; each must be an id, such as (3, 4).")
         self.sampling(1)  # raises what it has to say about the settings of the draws
 
     def verification_rule(self) -> verification.Rule:

@@ -70,6 +70,13 @@ def test_one_outcome_shows_nothing(pair):
     found = certificate.verify(pair, TEXTS, encoded(TEXTS), settings, num_sequences=128, num_laws=1, report=quiet)
     assert found.laws[0].degrees == 0 and found.laws[0].temperature == 0.001 and found.laws[0].detectable == 1.0
     assert not found.passed and any("inconclusive" in line for line in found.lines())
+    assert found.verdict == "INCONCLUSIVE"
+
+
+def test_no_law_is_a_mistake_of_the_settings(pair):
+    settings = dataclasses.replace(SETTINGS, forbidden_ids=tuple(i for i in range(259) if i != 1), min_decode_length=2)
+    with pytest.raises(ValueError, match="the settings leave no id: there is no law"):
+        certificate.check_law(pair, "a", encoded(["a"])[0], settings, 128, quiet)
 
 
 def test_the_law_is_that_of_all_beginnings(pair):

@@ -125,6 +125,8 @@ WRONG = {
     "gamma true": ([*OPTIONS, "--gin.GAMMA=True", "x"], "GAMMA is True; it must be of type int."),
     "top_p text": ([*OPTIONS, "--gin.TOP_P='all'", "x"], "TOP_P is 'all'; it must be of type float."),
     "ids text": ([*OPTIONS, "--gin.FORBIDDEN_IDS='7'", "x"], "FORBIDDEN_IDS is '7'; it must be of type tuple."),
+    "a large number": ([*OPTIONS, f"--gin.TEMPERATURE={10**400}", "x"], "TEMPERATURE is inf; it must be a finite"),
+    "not UTF-8": ([*OPTIONS, "a\udcff"], "input 1 is not UTF-8"),
     "ids of text": ([*OPTIONS, "--gin.FORBIDDEN_IDS=('a',)", "x"], "FORBIDDEN_IDS is ('a',); each must be"),
     "rule": ([*OPTIONS, "--gin.RULE='x'", "x"], "RULE is 'x'; it must be one of 'token', 'block', 'coupled'"),
     "lenience": ([*OPTIONS, "--gin.LENIENCE=0", "x"], "LENIENCE is 0.0; it must be above 0 and at most 1"),

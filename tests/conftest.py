@@ -10,6 +10,8 @@ import os
 _FLAGS = ["--xla_backend_optimization_level=0"]
 if importlib.metadata.version("jaxlib").startswith("0.10."):
     _FLAGS.append("--xla_cpu_use_fusion_emitters=false")  # a third of the compile time
+if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores
+    _FLAGS.append("--xla_cpu_multi_thread_eigen=false")
 os.environ.setdefault("XLA_FLAGS", " ".join(_FLAGS))
 
 import jax

@@ -118,7 +118,7 @@ def test_no_id_left_is_nan(temperature):
     [
         ({"min_p": 1.5}, "min_p is 1.5; it must be 0 to 1"),
         ({"min_length": -1}, "min_length is -1; it must be a whole number"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0; it must be a finite number above 0"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0; it must be 0.001 to 1000"),
         ({"no_repeat_ngram": 1.5}, "no_repeat_ngram is 1.5; it must be a whole number"),
         ({"forbidden": (-3,)}, r"forbidden is \(-3,\); it must be ids"),
         ({"forbidden": (40,), "num_ids": 32}, r"forbidden is \(40,\); it must be ids below 32"),
