@@ -8,36 +8,24 @@ Needs the extra `metrics`. Prints one line per model and task: sacrebleu's BLEU,
 import json
 import sys
 
-import jax.numpy as jnp
 import sacrebleu
 from rouge_score import rouge_scorer
 
 from specdec_jax import generation
-from specdec_jax.decoding import autoregressive_decode
-from specdec_jax.models.t5 import T5
 from specdec_jax.packaged import DEMO_DIRECTORY, model_names, resolve
 from specdec_jax.settings import Settings
 from specdec_jax.training.text import TASK_PREFIXES
-from specdec_jax.types import Params
-from specdec_jax.vocabularies import Vocabulary, load_vocabulary
+from specdec_jax.vocabularies import load_vocabulary
 
 
-def outputs(model: T5, params: Params, vocabulary: Vocabulary, inputs: list[str], prefix: str) -> list[str]:
+def outputs(pair: generation.Pair, inputs: list[str], prefix: str) -> list[str]:
     """Greedy outputs of one model."""
     settings = Settings(gamma=1, batch_size=25, max_input_length=128, task_prefix=prefix)
-    encoded = generation.encode(inputs, vocabulary, settings)
+    encoded = generation.encode(inputs, pair.vocabulary, settings)
     decoded = []
-    for batch in generation.make_batches(encoded, vocabulary, settings, length=128):
-        result = autoregressive_decode(
-            model,
-            params,
-            batch.inputs,
-            max_length=settings.max_decode_length,
-            sampling=batch.sampling,
-            seeds=jnp.asarray(batch.seeds),
-            eos_ids=(vocabulary.eos_id,),
-        )
-        decoded += [output.text for output in generation.read_outputs(result, batch, vocabulary)]
+    for batch in generation.make_batches(encoded, pair.vocabulary, settings, length=128):
+        result = generation.decode_plainly(pair, batch, settings)
+        decoded += [output.text for output in generation.read_outputs(result, batch, pair.vocabulary)]
     return decoded
 
 
@@ -50,9 +38,10 @@ def main() -> None:
     vocabulary = load_vocabulary(resolve("demo:vocabulary"))
     for name in names:
         model, params = generation.load_model(name)
+        alone = generation.Pair(model, params, model, params, vocabulary)  # decoding it plainly asks for no draft
         for task, prefix in TASK_PREFIXES.items():
             rows = [example for example in examples if example["task"] == task]
-            hypotheses = outputs(model, params, vocabulary, [row["input"] for row in rows], prefix)
+            hypotheses = outputs(alone, [row["input"] for row in rows], prefix)
             references = [row["reference"] for row in rows]
             if task == "summarize":
                 scores = [scorer.score(r, h) for r, h in zip(references, hypotheses, strict=True)]

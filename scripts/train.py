@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from specdec_jax.checkpoints import t5x
 from specdec_jax.models.t5 import T5, T5Config
-from specdec_jax.training import batches, examples, loop, narrowing, parametrization, step, text
+from specdec_jax.training import batches, examples, loop, narrowing, step, text
 from specdec_jax.vocabularies import load_vocabulary
 
 _SIZES = ("emb_dim", "num_heads", "head_dim", "mlp_dim", "num_encoder_layers", "num_decoder_layers")
@@ -80,9 +80,7 @@ def main() -> None:
     model = T5(config)
     initial = None
     if args.init_from:
-        initial = parametrization.prune(t5x.load_params(args.init_from, dtype=jnp.float32), config)
-        if jax.tree.map(jnp.shape, initial) != jax.tree.map(lambda x: x.shape, model.param_shapes()):
-            initial = narrowing.narrow(initial, config)
+        initial = narrowing.fit(t5x.load_params(args.init_from, dtype=jnp.float32), config)
     optimization = step.Optimization(**{name: getattr(args, name) for name in _OPTIMIZATION})
     mixture = batches.Mixture(rates=rates, batch_tokens=args.batch_tokens, seed=args.seed, **limits)
     schedule = loop.Schedule(**{name: getattr(args, name) for name in _SCHEDULE})

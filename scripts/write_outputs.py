@@ -14,7 +14,6 @@ import sys
 import time
 
 from specdec_jax import generation
-from specdec_jax.decoding import autoregressive_decode
 from specdec_jax.settings import Settings
 from specdec_jax.training import text
 from specdec_jax.vocabularies import load_vocabulary
@@ -34,6 +33,7 @@ def main() -> None:
     shard, num_shards = map(int, args.shard.split("/"))
     vocabulary = load_vocabulary(args.vocabulary)
     model, params = generation.load_model(args.checkpoint)
+    alone = generation.Pair(model, params, model, params, vocabulary)  # decoding it plainly asks for no draft
     tasks = text.read_tasks(split="train", ende=args.ende, summ=args.summ)
     sources = [pair.source for pairs in tasks.values() for pair in pairs]
     sources = random.Random(0).sample(sources, min(args.num, len(sources)))[shard::num_shards]
@@ -45,15 +45,7 @@ def main() -> None:
         temperature = float(number % 2)
         settings = Settings(gamma=1, batch_size=BATCH_SIZE, max_input_length=MAX_SOURCE, temperature=temperature)
         (batch,) = generation.make_batches([ids for _, ids in rows], vocabulary, settings)
-        result = autoregressive_decode(
-            model,
-            params,
-            batch.inputs,
-            max_length=settings.max_decode_length,
-            sampling=batch.sampling,
-            seeds=batch.seeds + start,
-            eos_ids=(vocabulary.eos_id,),
-        )
+        result = generation.decode_plainly(alone, batch._replace(seeds=batch.seeds + start), settings)
         for (source, _), output in zip(rows, generation.read_outputs(result, batch, vocabulary), strict=True):
             if output.finish_reason == "eos" and output.text.strip():
                 lines.append("\t".join(" ".join(part.split()) for part in (source, output.text)) + "\n")

@@ -22,10 +22,10 @@ import numpy as np
 from jaxtyping import Array, Float32, Int32
 
 from specdec_jax import generation
-from specdec_jax.comparison import NEAR_TIE, Difference, find_differences, margins, near_tie
+from specdec_jax.comparison import NEAR_TIE, Difference, find_differences, forced_logits, margins, near_tie
 from specdec_jax.generation import Batch, Pair
 from specdec_jax.models.t5 import T5
-from specdec_jax.sampling import GREEDY_BELOW, End, PointMass, constrain, to_probabilities
+from specdec_jax.sampling import GREEDY_BELOW, PointMass, to_probabilities
 from specdec_jax.settings import Settings
 from specdec_jax.types import Params
 
@@ -98,7 +98,6 @@ class GreedyTest:
 class Certificate(NamedTuple):
     """What was found, and with what."""
 
-    passed: bool
     laws: list[LawTest]
     greedy: GreedyTest
     settings: dict[str, Any]
@@ -130,13 +129,19 @@ class Certificate(NamedTuple):
     @property
     def verdict(self) -> str:
         """PASSED, FAILED, or INCONCLUSIVE where nothing failed but a law test had too few sequences."""
-        failed = self.greedy.unexplained or any(law.p_value <= SIGNIFICANCE / len(self.laws) for law in self.laws)
-        return "PASSED" if self.passed else "FAILED" if failed else "INCONCLUSIVE"
+        if self.greedy.unexplained or any(law.p_value <= SIGNIFICANCE / len(self.laws) for law in self.laws):
+            return "FAILED"
+        return "PASSED" if all(law.conclusive for law in self.laws) else "INCONCLUSIVE"
+
+    @property
+    def passed(self) -> bool:
+        """Whether both tests could have failed and did not."""
+        return self.verdict == "PASSED"
 
     def as_dict(self) -> dict[str, Any]:
         """The certificate as plain values, for JSON."""
         fields = {"laws": [dataclasses.asdict(law) for law in self.laws], "greedy": dataclasses.asdict(self.greedy)}
-        return {**self._asdict(), **fields}
+        return {"passed": self.passed, **self._asdict(), **fields}
 
 
 def verify(
@@ -172,9 +177,8 @@ def verify(
         each = SIGNIFICANCE / chosen
         laws.append(check_law(pair, texts[i], encoded[i], settings, num_sequences, tell, significance=each))
     greedy = check_greedy(pair, encoded, settings, functools.partial(report, "greedy outputs"))
-    passed = all(law.conclusive and law.p_value > SIGNIFICANCE / chosen for law in laws) and greedy.unexplained == 0
     told = {**dataclasses.asdict(settings), "rule": settings.verification_rule().__name__}
-    return Certificate(passed, laws, greedy, told, environment(pair))
+    return Certificate(laws, greedy, told, environment(pair))
 
 
 def check(settings: Settings) -> None:
@@ -278,9 +282,8 @@ def _said(
     rows = tokens.shape[0]
     assert batch.inputs.encoder_tokens is not None
     encoder_tokens = jnp.broadcast_to(batch.inputs.encoder_tokens[:1], (rows, batch.inputs.encoder_tokens.shape[1]))
-    start = jnp.zeros(rows, jnp.int32)
-    sampling = batch.sampling.of_first_row(rows)._replace(end=End(jnp.asarray([eos_id], jnp.int32), start))
-    logits = constrain(target.forward(params, encoder_tokens, tokens), sampling, tokens, start)
+    sampling = batch.sampling.of_first_row(rows)
+    logits = forced_logits(target, params, encoder_tokens, tokens, sampling, eos_id)
     p = to_probabilities(logits, sampling)
     assert not isinstance(p, PointMass)
     best = jax.lax.top_k(logits, TOP_K + 1)[0]

@@ -15,7 +15,7 @@ from rich.table import Table
 from specdec_jax.generation import Batch, Pair, decode, decode_plainly
 from specdec_jax.models.t5 import T5
 from specdec_jax.results import DecodingResult
-from specdec_jax.sampling import GREEDY_BELOW, End, PointMass, constrain, gumbel_noise, to_probabilities
+from specdec_jax.sampling import GREEDY_BELOW, End, PointMass, Sampling, constrain, gumbel_noise, to_probabilities
 from specdec_jax.settings import Settings
 from specdec_jax.timing import interleaved
 from specdec_jax.types import Params
@@ -131,8 +131,8 @@ def _margins(
     encoder_tokens, start = batch.inputs.encoder_tokens, jnp.zeros(tokens.shape[0], jnp.int32)
     assert encoder_tokens is not None
     shifted = jnp.pad(tokens[:, :-1], ((0, 0), (1, 0)), constant_values=target.config.start_id)
-    sampling = batch.sampling._replace(end=End(jnp.asarray([eos_id], jnp.int32), start))
-    scores = constrain(target.forward(params, encoder_tokens, shifted), sampling, shifted, start)
+    sampling = batch.sampling
+    scores = forced_logits(target, params, encoder_tokens, shifted, sampling, eos_id)
     p = to_probabilities(scores, sampling)
     if not isinstance(p, PointMass):
         assert sampling.temperature is not None
@@ -141,6 +141,20 @@ def _margins(
         scores = scores * jnp.maximum(sampling.temperature, GREEDY_BELOW)[:, None, None]  # in units of logits
     best = jax.lax.top_k(scores, 2)[0]
     return best[..., 0] - best[..., 1]
+
+
+def forced_logits(
+    target: T5,
+    params: Params,
+    encoder_tokens: Int32[Array, "batch length"],
+    decoder_tokens: Int32[Array, "batch k"],
+    sampling: Sampling,
+    eos_id: int,
+) -> Float32[Array, "batch k vocab"]:
+    """Constrained logits by teacher forcing: what decoding makes probabilities of, in one call without a cache."""
+    start = jnp.zeros(decoder_tokens.shape[0], jnp.int32)
+    sampling = sampling._replace(end=End(jnp.asarray([eos_id], jnp.int32), start))
+    return constrain(target.forward(params, encoder_tokens, decoder_tokens), sampling, decoder_tokens, start)
 
 
 def summarize(comparisons: Sequence[Comparison]) -> Summary:

@@ -139,8 +139,8 @@ def make_sampling(
     _check("forbidden", forbidden, np.asarray(forbidden, np.int64) >= 0, "ids, each 0 or more")
     if num_ids is not None:
         _check("forbidden", forbidden, np.asarray(forbidden, np.int64) < num_ids, f"ids below {num_ids}")
-    if num_ids is not None and set(range(num_ids)) <= set(forbidden):
-        raise ValueError(f"forbidden holds all of the {num_ids} ids; leave at least one.")
+        if len(set(forbidden)) == num_ids:
+            raise ValueError(f"forbidden holds all of the {num_ids} ids; leave at least one.")
     greedy = (temperatures < GREEDY_BELOW).all()
 
     def unless(nothing: float | int, values: np.ndarray) -> Array | None:

@@ -150,6 +150,12 @@ def _q_of_guesses(proposal: Proposal, dtype: jnp.dtype) -> Float[Array, "batch g
     return at_guesses(proposal.q, proposal.tokens)
 
 
+def _likely_enough(target: Target, gamma: int, lenience: Float[Array, ""]) -> Float[Array, "batch gamma"]:
+    """The log-probability from which on a row of temperature 0 accepts any guess; infinite where nothing is lenient."""
+    likely = jnp.log(lenience) + jnp.max(target.log_probs[:, :gamma], axis=-1)
+    return jnp.where(target.greedy[:, None] & (lenience < 1), likely, jnp.inf)
+
+
 def token(
     keys: StepKeys, target: Target, proposal: Proposal, lenience: Float32[Array, ""]
 ) -> tuple[Int32[Array, " batch"], Int32[Array, " batch"]]:
@@ -168,15 +174,14 @@ def token(
     """
     p, guesses = target.p, proposal.tokens
     gamma = guesses.shape[1]
-    best = jnp.max(target.log_probs[:, :gamma], axis=-1)
-    near_best = (lenience < 1) & (at_guesses(target.log_probs, guesses) >= jnp.log(lenience) + best)
+    near_best = at_guesses(target.log_probs, guesses) >= _likely_enough(target, gamma, lenience)
     if isinstance(p, PointMass):  # p(x) is 1 or 0, whatever q is: accepted when equal
         n = count_accepted((guesses == p.tokens[:, :-1]) | near_best, proposal.num_guesses)
         return n, jnp.take_along_axis(p.tokens, n[:, None], axis=1)[:, 0]
     # 3. r_i ~ U(0,1); n = min({i-1 : r_i > p_i(x_i)/q_i(x_i)} or {gamma})
     r = uniforms(keys, ACCEPT, gamma)
     passed = accepts(r, at_guesses(p, guesses), _q_of_guesses(proposal, p.dtype), lenience)
-    n = count_accepted(passed | (target.greedy[:, None] & near_best), proposal.num_guesses)
+    n = count_accepted(passed | near_best, proposal.num_guesses)
     # 4. p' = p_{n+1}; if n < gamma: p' = norm(max(0, p_{n+1} - q_{n+1})).   5. t ~ p'
     return n, draw(extra_law(p, proposal, n), uniforms(keys, EXTRA, 1)[:, 0])
 
@@ -304,16 +309,14 @@ def beta(target: Target, proposal: Proposal, lenience: Float[Array, ""]) -> Floa
     """
     p, q, tokens = target.p, proposal.q, proposal.tokens
     gamma = tokens.shape[1]
-    log_probs = target.log_probs[:, :gamma]
-    likely = jnp.log(lenience) + jnp.max(log_probs, axis=-1)  # what a row of temperature 0 accepts
-    lenient = target.greedy[:, None] & (lenience < 1)
+    log_probs, likely = target.log_probs[:, :gamma], _likely_enough(target, gamma, lenience)
     if q is None:
         if isinstance(p, PointMass):
             chance = (p.tokens[:, :-1] == tokens).astype(log_probs.dtype)
         else:
             chance = jnp.minimum(at_guesses(p, tokens) / lenience, 1)
-        return jnp.where(lenient & (at_guesses(log_probs, tokens) >= likely), 1, chance)
+        return jnp.where(at_guesses(log_probs, tokens) >= likely, 1, chance)
     ids = jnp.arange(q.shape[-1])[None, None]
     p = (ids == p.tokens[:, :gamma, None]).astype(q.dtype) if isinstance(p, PointMass) else p[:, :gamma]
     accepted = jnp.minimum(p / lenience, q)
-    return jnp.sum(jnp.where(lenient[..., None] & (log_probs >= likely[..., None]), q, accepted), axis=-1)
+    return jnp.sum(jnp.where(log_probs >= likely[..., None], q, accepted), axis=-1)

@@ -49,6 +49,21 @@ def count_calls(jaxpr, marker, times=1):
     return total
 
 
+def arguments(gamma, temperature):
+    """What `decode` takes besides models and inputs, for two rows."""
+    sampling = make_sampling(2, temperature=temperature)
+    return {
+        "gamma": gamma,
+        "max_length": 10,
+        "sampling": sampling,
+        "draft_sampling": sampling,
+        "seeds": jnp.arange(2, dtype=jnp.int32),
+        "eos_ids": jnp.asarray([1], jnp.int32),
+        "rule": verification.token,
+        "lenience": 1.0,
+    }
+
+
 @pytest.mark.parametrize("gamma", [1, 4])
 def test_a_step_is_gamma_draft_calls_and_one_target_call(gamma):
     @dataclasses.dataclass(frozen=True)
@@ -62,24 +77,9 @@ def test_a_step_is_gamma_draft_calls_and_one_target_call(gamma):
             call.__name__ = self.name
             return jax.jit(call)(params, cache, tokens, positions)
 
-    sampling = make_sampling(2, temperature=1.0)
-
     def run(params, x):
-        return decoding.decode(
-            Marked(TARGET, "target_call"),
-            params,
-            ModelDrafter(Marked(TARGET, "draft_call")),
-            params,
-            x,
-            gamma=gamma,
-            max_length=10,
-            sampling=sampling,
-            draft_sampling=sampling,
-            seeds=jnp.arange(2, dtype=jnp.int32),
-            eos_ids=jnp.asarray([1], jnp.int32),
-            rule=verification.token,
-            lenience=1.0,
-        )
+        drafter = ModelDrafter(Marked(TARGET, "draft_call"))
+        return decoding.decode(Marked(TARGET, "target_call"), params, drafter, params, x, **arguments(gamma, 1.0))
 
     (body,) = while_bodies(jax.make_jaxpr(run)(target_params(), inputs(2)).jaxpr)
     assert count_calls(body, "target_call") == 1
@@ -88,21 +88,7 @@ def test_a_step_is_gamma_draft_calls_and_one_target_call(gamma):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_no_host_round_trip(temperature):
-    sampling = make_sampling(2, temperature=temperature)
-    text = decoding.decode.lower(
-        TARGET,
-        target_params(),
-        ModelDrafter(TARGET),
-        target_params(),
-        inputs(2),
-        gamma=3,
-        max_length=10,
-        sampling=sampling,
-        draft_sampling=sampling,
-        seeds=jnp.arange(2, dtype=jnp.int32),
-        eos_ids=jnp.asarray([1], jnp.int32),
-        rule=verification.token,
-        lenience=1.0,
-    ).as_text()
+    models = (TARGET, target_params(), ModelDrafter(TARGET), target_params())
+    text = decoding.decode.lower(*models, inputs(2), **arguments(3, temperature)).as_text()
     for word in ("callback", "infeed", "outfeed", "send", "recv"):
         assert word not in text

@@ -201,18 +201,8 @@ def test_rates_are_defined_when_nothing_was_drafted():
 
 def test_greedy_drafts_for_a_sampling_target_and_the_reverse_run():
     for target_t, draft_t in [(1.0, 0.0), (0.0, 1.0), (1.0, 0.3)]:
-        result = speculative_decode(
-            TARGET,
-            target_params(),
-            ModelDrafter(TARGET),
-            target_params(),
-            inputs(2),
-            gamma=3,
-            max_length=10,
-            sampling=make_sampling(2, temperature=target_t),
-            draft_sampling=make_sampling(2, temperature=draft_t),
-            seeds=jnp.arange(2),
-        )
+        temperatures = {"temperature": target_t, "draft_temperature": draft_t}
+        result = speculative(2, gamma=3, drafter="same", max_length=10, **temperatures)
         consistent(result)
         if target_t == 0:
             same_tokens(result, plain(2, max_length=10))

@@ -55,6 +55,7 @@ def speculative(
     seeds=None,
     rule=None,
     lenience=1.0,
+    draft_temperature=None,
     **settings,
 ):
     model, tree = {
@@ -75,6 +76,7 @@ def speculative(
         sampling=make_sampling(batch, temperature=temperature, **settings),
         seeds=jnp.arange(batch, dtype=jnp.int32) if seeds is None else seeds,
         eos_ids=eos_ids,
+        draft_sampling=None if draft_temperature is None else make_sampling(batch, temperature=draft_temperature),
         rule=rule,
         lenience=lenience,
     )

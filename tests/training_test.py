@@ -145,6 +145,19 @@ def _logits(model, params):
     return model.forward(params, sources, sources[:, :4])
 
 
+def test_what_fits_is_cut_and_what_does_not_is_named():
+    deep = T5(dataclasses.replace(_MODEL.config, num_encoder_layers=3, num_decoder_layers=4))
+    params = parametrization.initial_raw(deep, 0)
+    small = dataclasses.replace(_MODEL.config, emb_dim=8, mlp_dim=8, num_encoder_layers=1, num_decoder_layers=1)
+    cut = narrowing.fit(params, small)
+    assert jax.tree.map(jnp.shape, cut) == jax.tree.map(lambda x: x.shape, T5(small).param_shapes())
+    jax.tree.map(np.testing.assert_array_equal, narrowing.fit(params, deep.config), params)
+    for change in ({"vocab_size": 128}, {"head_dim": 2}, {"mlp_activations": ("relu",)}):
+        (name,) = change
+        with pytest.raises(ValueError, match=f"^{name} is .*, and the model to start from has"):
+            narrowing.fit(params, dataclasses.replace(small, **change))
+
+
 def test_narrowing_to_the_same_width_changes_nothing():
     raw = parametrization.initial_raw(_MODEL, 0)
     rng = np.random.default_rng(0)
@@ -181,7 +194,7 @@ def test_pruning_keeps_the_outer_layers():
     deep = T5(dataclasses.replace(_MODEL.config, num_encoder_layers=3, num_decoder_layers=4))
     shallow = T5(dataclasses.replace(_MODEL.config, num_encoder_layers=2, num_decoder_layers=1))
     params = parametrization.initial_raw(deep, 0)
-    pruned = parametrization.prune(params, shallow.config)
+    pruned = narrowing.prune(params, shallow.config)
     assert jax.tree.map(jnp.shape, pruned) == jax.tree.map(lambda x: x.shape, shallow.param_shapes())
     for ours, theirs in [
         (pruned["encoder"]["layers_1"], params["encoder"]["layers_1"]),
@@ -190,7 +203,7 @@ def test_pruning_keeps_the_outer_layers():
     ]:
         jax.tree.map(np.testing.assert_array_equal, ours, theirs)
     with pytest.raises(ValueError, match="3 encoder layers are wanted of a model that has 2"):
-        parametrization.prune(pruned, deep.config)
+        narrowing.prune(pruned, deep.config)
 
 
 def test_fold_and_unfold_are_inverse_and_rescale_only_embedding_and_queries():

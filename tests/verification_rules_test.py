@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from enumeration import random_model, sequence_law, step_law, target_law
+from verification_test import keys
 
 from specdec_jax import verification
-from specdec_jax.sampling import PointMass, StepKeys
+from specdec_jax.sampling import PointMass
 from specdec_jax.verification import Proposal, Target
 
 
@@ -67,17 +68,22 @@ def test_laws_at_the_edge(float64, rule, kind):
     assert largest_error(law, target_law(target, 3)) < 1e-12
 
 
+def error_with(monkeypatch, rule, name, wrong):
+    """The error of a rule's law with one of its pieces replaced."""
+    target, draft = random_model(0, 3), random_model(50, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(verification, name, wrong)
+        enumeration.outcomes.clear_cache()
+        law = sequence_law(lambda prefix: step_law(rule, target, draft, prefix, 2, 2), 3)
+    enumeration.outcomes.clear_cache()
+    return largest_error(law, target_law(target, 3))
+
+
 def test_the_enumeration_finds_a_wrong_rule(float64, monkeypatch):
     def softmaxed(p, q):
         return jax.nn.softmax(jnp.maximum(p - q, 0), axis=-1)
 
-    target, draft = random_model(0, 3), random_model(50, 3)
-    with monkeypatch.context() as patch:
-        patch.setattr(verification, "residual", softmaxed)
-        enumeration.outcomes.clear_cache()
-        law = sequence_law(lambda prefix: step_law("token", target, draft, prefix, 2, 2), 3)
-    enumeration.outcomes.clear_cache()
-    assert largest_error(law, target_law(target, 3)) > 1e-3
+    assert error_with(monkeypatch, "token", "residual", softmaxed) > 1e-3
 
 
 def test_the_enumeration_finds_a_wrong_block_rule(float64, monkeypatch):
@@ -86,13 +92,7 @@ def test_the_enumeration_finds_a_wrong_block_rule(float64, monkeypatch):
     def without_weights(weights, p, proposal):
         return right(jnp.where(jnp.arange(weights.shape[1])[None] > 0, 1.0, weights), p, proposal)
 
-    target, draft = random_model(0, 3), random_model(50, 3)
-    with monkeypatch.context() as patch:
-        patch.setattr(verification, "block_accept_probability", without_weights)
-        enumeration.outcomes.clear_cache()
-        law = sequence_law(lambda prefix: step_law("block", target, draft, prefix, 2, 2), 3)
-    enumeration.outcomes.clear_cache()
-    assert largest_error(law, target_law(target, 3)) > 1e-3
+    assert error_with(monkeypatch, "block", "block_accept_probability", without_weights) > 1e-3
 
 
 def test_a_place_without_a_law_ends_the_block_before_it():
@@ -128,11 +128,6 @@ def test_tokens_per_step_of_independent_models_are_equation_1(float64, gamma):
     alpha = np.minimum(p, q).sum()
     law = step_law("token", lambda _: p, lambda _: q, (), gamma, gamma)
     assert abs(expected_length(law) - (1 - alpha ** (gamma + 1)) / (1 - alpha)) < 1e-12
-
-
-def keys(batch, position=0):
-    rngs = jax.vmap(jax.random.key)(jnp.arange(batch))
-    return StepKeys(rngs, jnp.full((batch,), position, jnp.int32))
 
 
 def random_block(batch, gamma, vocab, seed=0):

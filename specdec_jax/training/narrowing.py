@@ -1,9 +1,10 @@
-"""A narrower model out of a wider one's weights: a draft's start that distillation has far less to mend of than noise.
+"""A smaller model out of a larger one's weights: a draft's start that distillation has far less to mend of than noise.
 
-The residual stream is projected to its most used directions, and of attention heads and feed-forward units the ones
-that write most are kept. Norms' scales are folded into the kernels that read behind them.
+Layers are dropped first. The residual stream is then projected to its most used directions, and of attention heads and
+feed-forward units the ones that write most are kept. Norms' scales are folded into the kernels that read behind them.
 """
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,47 @@ from specdec_jax.models.t5_config import T5Config
 from specdec_jax.types import Params
 
 _LOGITS_SHARE = 3.0  # how much more the directions that the logits read count than any one kernel's
+
+
+_CUT = ("emb_dim", "num_heads", "mlp_dim", "num_encoder_layers", "num_decoder_layers")
+
+
+def fit(params: Params, config: T5Config) -> Params:
+    """The weights of a model as large as a config or larger, cut down to it.
+
+    Raises:
+      ValueError: the model is smaller somewhere, or differs in what cannot be cut.
+    """
+    found = T5Config.from_params(params, dtype=config.dtype)
+    for field in dataclasses.fields(config):
+        here, wanted = getattr(found, field.name), getattr(config, field.name)
+        if field.name not in _CUT and here != wanted:
+            raise ValueError(f"{field.name} is {wanted}, and the model to start from has {here}: only sizes can be cut")
+    params = prune(params, config)
+    widths = _CUT[:3]
+    if all(getattr(found, name) == getattr(config, name) for name in widths):
+        return params
+    return narrow(params, config)
+
+
+def prune(params: Params, config: T5Config) -> Params:
+    """The weights of a deeper model of the same widths, without its last encoder and its first decoder layers.
+
+    What is left stands next to the input and next to the logits: a better start for a draft than random weights.
+
+    Raises:
+      ValueError: the model is not deeper.
+    """
+    kept = {"encoder": slice(None, config.num_encoder_layers), "decoder": slice(-config.num_decoder_layers, None)}
+    pruned = dict(params)
+    for stack, places in kept.items():
+        names = sorted((name for name in params[stack] if name.startswith("layers_")), key=lambda name: int(name[7:]))
+        wanted = getattr(config, f"num_{stack}_layers")
+        if len(names) < wanted:
+            raise ValueError(f"{wanted} {stack} layers are wanted of a model that has {len(names)}: name a deeper one")
+        layers = {f"layers_{i}": params[stack][name] for i, name in enumerate(names[places])}
+        pruned[stack] = {name: tree for name, tree in params[stack].items() if name not in names} | layers
+    return pruned
 
 
 def narrow(params: Params, config: T5Config) -> Params:
@@ -31,26 +73,22 @@ def narrow(params: Params, config: T5Config) -> Params:
     basis = _used_directions(tree, config.emb_dim)
     gain = np.sqrt(width / config.emb_dim)  # of a norm: fewer entries of the same length have a greater mean square
     encoder, decoder = tree["encoder"], tree["decoder"]
-    heads = {}
-    for stack, block in ((encoder, "attention"), (decoder, "self_attention")):
+    memory_scale = encoder["encoder_norm"]["scale"]  # of what cross-attention's keys and values read
+    stacks = (
+        (encoder, "attention", "pre_attention_layer_norm"),
+        (decoder, "self_attention", "pre_self_attention_layer_norm"),
+    )
+    for stack, block, norm in stacks:
         layers = [layer for name, layer in stack.items() if name.startswith("layers_")]
         # One relative bias serves all layers, so all keep the same heads.
         kept = _strongest_heads([layer[block] for layer in layers], config)
-        heads[id(stack)] = kept
-        bias = stack["relpos_bias"]["rel_embedding"]
-        stack["relpos_bias"]["rel_embedding"] = bias[kept]
-    for stack, block in ((encoder, "attention"), (decoder, "self_attention")):
-        norm = "pre_attention_layer_norm" if stack is encoder else "pre_self_attention_layer_norm"
-        for name, layer in stack.items():
-            if not name.startswith("layers_"):
-                continue
+        stack["relpos_bias"]["rel_embedding"] = stack["relpos_bias"]["rel_embedding"][kept]
+        for layer in layers:
             scale = layer[norm]["scale"]
-            _narrow_attention(layer[block], heads[id(stack)], config.head_dim, basis, scale, scale)
+            _narrow_attention(layer[block], kept, config.head_dim, basis, scale, scale)
             if stack is decoder:
-                cross = layer["encoder_decoder_attention"]
-                kept = _strongest_heads([cross], config)
-                scale = layer["pre_cross_attention_layer_norm"]["scale"]
-                _narrow_attention(cross, kept, config.head_dim, basis, scale, encoder["encoder_norm"]["scale"])
+                cross, scale = layer["encoder_decoder_attention"], layer["pre_cross_attention_layer_norm"]["scale"]
+                _narrow_attention(cross, _strongest_heads([cross], config), config.head_dim, basis, scale, memory_scale)
             _narrow_mlp(layer["mlp"], config.mlp_dim, basis, layer["pre_mlp_layer_norm"]["scale"])
     kernel = decoder["logits_dense"]["kernel"]
     decoder["logits_dense"]["kernel"] = basis.T @ (decoder["decoder_norm"]["scale"][:, None] * kernel)

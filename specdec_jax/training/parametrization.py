@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from specdec_jax.models.t5 import T5, T5Config
+from specdec_jax.models.t5 import T5
 from specdec_jax.types import Params
 
 
@@ -55,26 +55,6 @@ def initial_raw(model: T5, seed: int) -> Params:
         return jnp.asarray(deviation * generator.standard_normal(leaf.shape, dtype=np.float32))
 
     return jax.tree_util.tree_map_with_path(initial, model.param_shapes())
-
-
-def prune(params: Params, config: T5Config) -> Params:
-    """The weights of a deeper model of the same widths, without its last encoder and its first decoder layers.
-
-    What is left stands next to the input and next to the logits: a better start for a draft than random weights.
-
-    Raises:
-      ValueError: the model is not deeper.
-    """
-    kept = {"encoder": slice(None, config.num_encoder_layers), "decoder": slice(-config.num_decoder_layers, None)}
-    pruned = dict(params)
-    for stack, places in kept.items():
-        names = sorted((name for name in params[stack] if name.startswith("layers_")), key=lambda name: int(name[7:]))
-        wanted = getattr(config, f"num_{stack}_layers")
-        if len(names) < wanted:
-            raise ValueError(f"{wanted} {stack} layers are wanted of a model that has {len(names)}: name a deeper one")
-        layers = {f"layers_{i}": params[stack][name] for i, name in enumerate(names[places])}
-        pruned[stack] = {name: tree for name, tree in params[stack].items() if name not in names} | layers
-    return pruned
 
 
 def _names(path: tuple) -> list[str]:
