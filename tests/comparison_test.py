@@ -11,6 +11,7 @@ from rich.console import Console
 from specdec_jax import comparison, generation
 from specdec_jax.comparison import Comparison, Difference
 from specdec_jax.results import DecodingResult
+from specdec_jax.sampling import gumbel_noise
 from specdec_jax.settings import Settings
 from specdec_jax.vocabularies import ByteVocabulary
 
@@ -69,6 +70,13 @@ def test_the_coupled_rule_is_compared_token_by_token(pair, batch):
     other[2, 0] += 1
     (found,) = comparison.find_differences(pair, sampled, np.asarray(compared.plain.tokens), other)
     assert (found.row, found.position) == (2, 0) and found.margin > 0
+    start = jnp.zeros((1, 1), jnp.int32)
+    logits = pair.target.forward(pair.target_params, sampled.inputs.encoder_tokens[2:3], start)
+    log_p = jax.nn.log_softmax(logits[..., : VOCABULARY.size])
+    noise = gumbel_noise(jax.vmap(jax.random.key)(sampled.seeds[2:3]), start[0], 1, 384)[..., : VOCABULARY.size]
+    second, best = np.sort(np.asarray(log_p + noise)[0, 0])[-2:]
+    assert int(jnp.argmax(log_p + noise)) == compared.plain.tokens[2, 0]
+    assert found.margin == pytest.approx(best - second, abs=1e-3)  # in units of logits, at temperature 1
     lenient = dataclasses.replace(SETTINGS, lenience=0.5)
     assert comparison.compare(pair, batch, lenient, repeats=1).differences is None
 
