@@ -19,20 +19,10 @@ from jaxtyping import Array, Bool, Float32, Int32
 
 from specdec_jax import verification
 from specdec_jax.drafters.base import BlockDrafter, Drafter, DrafterState
+from specdec_jax.drafting import propose, write
 from specdec_jax.models.base import Cache, Decoder
 from specdec_jax.results import DecodingResult, FinishReason, empty_result
-from specdec_jax.sampling import (
-    DRAW,
-    GREEDY_BELOW,
-    End,
-    PointMass,
-    Sampling,
-    StepKeys,
-    constrain,
-    standardize,
-    to_probabilities,
-    uniforms,
-)
+from specdec_jax.sampling import GREEDY_BELOW, End, PointMass, Sampling, constrain, to_probabilities
 from specdec_jax.types import Inputs, Params
 from specdec_jax.verification import Proposal, Target
 
@@ -61,13 +51,14 @@ def autoregressive_decode(
     seeds: Int32[Array, " batch"],
     eos_ids: Sequence[int] = (1,),
     rule: verification.Rule = verification.token,
+    limits: Int32[Array, " rows"] | None = None,
 ) -> DecodingResult:
     """Decodes with the target alone: the baseline. For the arguments see `speculative_decode`.
 
     There is nothing to verify, but `rule=verification.coupled` draws with that rule's noise, and so returns the very
     tokens that speculative decoding with it and the same seeds returns.
     """
-    _check(max_length=max_length, gamma=0, eos_ids=eos_ids, seeds=seeds)
+    _check(max_length=max_length, gamma=0, eos_ids=eos_ids, seeds=seeds, limits=limits)
     return decode(
         target,
         target_params,
@@ -82,6 +73,7 @@ def autoregressive_decode(
         eos_ids=jnp.asarray(eos_ids, jnp.int32),
         rule=rule,
         lenience=1.0,
+        limits=limits,
     )
 
 
@@ -100,6 +92,7 @@ def speculative_decode(
     draft_sampling: Sampling | None = None,
     rule: verification.Rule | None = None,
     lenience: float | int = 1.0,
+    limits: Int32[Array, " rows"] | None = None,
 ) -> DecodingResult:
     """Decodes with guesses of the drafter that the target verifies; the target's own distribution (Theorem in A.1).
 
@@ -118,6 +111,7 @@ def speculative_decode(
       rule: verification.token, block, coupled or a function like them. None is block, or token where lenience is
         below 1.
       lenience: 1 is exact; below 1 accepts more, and no token's probability grows beyond p / lenience (A.5).
+      limits: int32 [batch], emitted tokens at most per row, where rows differ in it; max_length still holds for all.
 
     Returns:
       A DecodingResult.
@@ -127,7 +121,7 @@ def speculative_decode(
     """
     if gamma < 1:
         raise ValueError(f"gamma is {gamma}; it must be 1 or more (use autoregressive_decode for no guesses).")
-    _check(max_length=max_length, gamma=gamma, eos_ids=eos_ids, seeds=seeds)
+    _check(max_length=max_length, gamma=gamma, eos_ids=eos_ids, seeds=seeds, limits=limits)
     rule = verification.default_rule(lenience) if rule is None else rule
     verification.check_lenience(rule, lenience)
     return decode(
@@ -144,10 +138,11 @@ def speculative_decode(
         eos_ids=jnp.asarray(eos_ids, jnp.int32),
         rule=rule,
         lenience=lenience,
+        limits=limits,
     )
 
 
-def _check(*, max_length: int, gamma: int, eos_ids: Sequence[int], seeds: Array) -> None:
+def _check(*, max_length: int, gamma: int, eos_ids: Sequence[int], seeds: Array, limits: Array | None) -> None:
     if max_length < 1:
         raise ValueError(f"max_length is {max_length}; it must be 1 or more.")
     if gamma > 1000:
@@ -156,6 +151,8 @@ def _check(*, max_length: int, gamma: int, eos_ids: Sequence[int], seeds: Array)
         raise ValueError(f"eos_ids is {tuple(eos_ids)}; ids are 0 or more (give () for no EOS).")
     if seeds.ndim != 1:
         raise ValueError(f"seeds has shape {seeds.shape}; give one seed for each row, shape [batch].")
+    if limits is not None and limits.shape != seeds.shape:
+        raise ValueError(f"limits has shape {limits.shape} and seeds {seeds.shape}; give one limit for each row.")
 
 
 @functools.partial(jax.jit, static_argnames=("target", "drafter", "gamma", "max_length", "rule"))
@@ -174,6 +171,7 @@ def decode(
     eos_ids: Int32[Array, " eos"],
     rule: verification.Rule,
     lenience: float | int | Float32[Array, ""],
+    limits: Int32[Array, " rows"] | None = None,
 ) -> DecodingResult:
     """The jitted loop behind both public functions; lower it to read what was compiled."""
     batch = seeds.shape[0]
@@ -188,12 +186,14 @@ def decode(
     end = End(eos_ids, positions)
     sampling, draft_sampling = sampling._replace(end=end), draft_sampling._replace(end=end)
     greedy = jnp.ones((batch,), bool) if sampling.temperature is None else sampling.temperature < GREEDY_BELOW
-    rngs = jax.vmap(jax.random.key)(seeds)
+    most = jnp.full((batch,), max_length, jnp.int32) if limits is None else jnp.clip(limits, 0, max_length)
+    # Not JAX's default generator, which may be one whose numbers depend on the rest of the batch.
+    rngs = jax.vmap(lambda seed: jax.random.key(seed, impl="threefry2x32"))(seeds)
     scale = jnp.asarray(lenience, jnp.float32)
 
     def step(state: _State) -> _State:
         keys = verification.step_keys(rule, rngs, state.positions, gamma, target.vocab_size)
-        proposal, tokens, drafter_state = _propose(
+        proposal, tokens, drafter_state = propose(
             drafter, draft_params, state.drafter_state, state.tokens, keys, gamma, draft_sampling, target.vocab_size
         )
         # 2. p_1 .. p_{gamma+1} = M_p on the gamma + 1 prefixes, in one call
@@ -214,14 +214,14 @@ def decode(
         else:
             chosen = jnp.log(verification.at_guesses(p, emitted))
         is_nan = jnp.isnan(verification.at_guesses(log_probs, emitted))
-        cut = _cut(state, n, emitted, is_nan, end, max_length=max_length)
+        cut = _cut(state, n, emitted, is_nan, end, most)
         return _State(
             step=state.step + 1,
             running=cut.running,
             positions=state.positions + cut.num_new,
-            tokens=_write(tokens, emitted, state.positions + 1),
-            raw=_write(state.raw, raw, state.positions + 1),
-            standardized=_write(state.standardized, chosen, state.positions + 1),
+            tokens=write(tokens, emitted, state.positions + 1),
+            raw=write(state.raw, raw, state.positions + 1),
+            standardized=write(state.standardized, chosen, state.positions + 1),
             cache=cache,
             drafter_state=drafter_state,
             result=_count(state, cut, n, proposal, verification.beta(said, proposal, scale)),
@@ -234,7 +234,7 @@ def decode(
         step=jnp.int32(0),
         running=jnp.ones((batch,), bool),
         positions=positions,
-        tokens=_write(slots.astype(jnp.int32), prompt, jnp.zeros((batch,), jnp.int32)),
+        tokens=write(slots.astype(jnp.int32), prompt, jnp.zeros((batch,), jnp.int32)),
         raw=slots,
         standardized=slots,
         cache=cache,
@@ -243,64 +243,6 @@ def decode(
     )
     state = jax.lax.while_loop(lambda s: jnp.any(s.running), step, state)
     return _finish(state, positions)
-
-
-def _propose(
-    drafter: Drafter | BlockDrafter | None,
-    params: Params,
-    drafter_state: DrafterState,
-    tokens: Int32[Array, "batch capacity"],
-    keys: StepKeys,
-    gamma: int,
-    sampling: Sampling,
-    vocab_size: int,
-) -> tuple[Proposal, Int32[Array, "batch capacity"], DrafterState]:
-    """1. for i = 1 .. gamma: q_i = M_q(prefix + x_1 .. x_{i-1}); x_i ~ q_i. Writes the guesses into the history too."""
-    batch = tokens.shape[0]
-    if drafter is None:
-        nothing = Proposal(jnp.zeros((batch, 0), jnp.int32), None, jnp.zeros((batch,), jnp.int32))
-        return nothing, tokens, drafter_state
-    if isinstance(drafter, BlockDrafter):
-        proposal, drafter_state = drafter.propose(
-            params, drafter_state, tokens, keys.positions, gamma=gamma, sampling=sampling, keys=keys
-        )
-        return proposal, _write(tokens, proposal.tokens, keys.positions + 1), drafter_state
-
-    def guess(carry: tuple, i_and_u: tuple, *, first: bool) -> tuple:
-        tokens, drafter_state = carry
-        i, u = i_and_u
-        positions = keys.positions + i
-        logits, drafter_state = drafter.step(params, drafter_state, tokens, positions, first=first)
-        if isinstance(logits, PointMass):
-            q = logits
-        else:
-            if logits.shape[-1] != vocab_size:
-                raise ValueError(
-                    f"The draft has a vocabulary of {logits.shape[-1]} ids and the target one of {vocab_size}; "
-                    "use two models with the same vocabulary."
-                )
-            q = standardize(logits[:, None], sampling, tokens, positions)
-        if isinstance(q, PointMass):
-            x, q = q.tokens[:, 0], None
-        else:
-            q = q[:, 0]
-            x = verification.draw_guess(keys, q, u, i)
-        tokens = _write(tokens, x[:, None], positions + 1)
-        return (tokens, drafter_state), (x, q)
-
-    u = uniforms(keys, DRAW, gamma).T
-    carry, (x, q) = guess((tokens, drafter_state), (jnp.int32(0), u[0]), first=True)
-    xs, qs = x[:, None], None if q is None else q[:, None]
-    if gamma > 1:  # the rest in a loop of its own: the program stays small whatever gamma is
-        rest = (jnp.arange(1, gamma, dtype=jnp.int32), u[1:])
-        carry, (x, q) = jax.lax.scan(functools.partial(guess, first=False), carry, rest)
-        xs = jnp.concatenate([xs, x.T], axis=1)
-        qs = None if qs is None else jnp.concatenate([qs, q.swapaxes(0, 1)], axis=1)
-    num_guesses = jnp.full((batch,), gamma, jnp.int32)
-    if qs is not None:  # a guess whose q is NaN does not count; known before it was drawn, so still exact
-        num_guesses = verification.count_accepted(~jnp.isnan(qs[..., 0]), num_guesses)
-    tokens, drafter_state = carry
-    return Proposal(xs, qs, num_guesses), tokens, drafter_state
 
 
 class _Cut(NamedTuple):
@@ -317,8 +259,7 @@ def _cut(
     emitted: Int32[Array, "batch block"],
     is_nan: Bool[Array, "batch block"],
     end: End,
-    *,
-    max_length: int,
+    limits: Int32[Array, " batch"],
 ) -> _Cut:
     """Ends a row at its first EOS in the block, at NaN, or at the limit; a frozen row emits nothing."""
     block = emitted.shape[1]
@@ -326,7 +267,7 @@ def _cut(
     is_eos = jnp.any(emitted[..., None] == end.eos_ids[None, None], axis=-1)
     to_eos = jnp.min(jnp.where(is_eos, places + 1, block + 1), axis=1)
     before_nan = jnp.min(jnp.where(is_nan, places, block), axis=1)
-    room = max_length - (state.positions - end.prompt_positions)
+    room = limits - (state.positions - end.prompt_positions)
     num_new = jnp.minimum(jnp.minimum(n + 1, to_eos), jnp.minimum(before_nan, room))
     num_new = jnp.where(state.running, num_new, 0).astype(jnp.int32)
     eos = to_eos == num_new
@@ -368,13 +309,6 @@ def _count(
         step_guesses=jax.lax.dynamic_update_slice(result.step_guesses, guesses[:, None], (*at, 0)),
         step_accepted=jax.lax.dynamic_update_slice(result.step_accepted, jnp.where(running, accepted, -1)[:, None], at),
         step_emitted=jax.lax.dynamic_update_slice(result.step_emitted, cut.num_new[:, None], at),
-    )
-
-
-def _write(buffer: Array, values: Array, starts: Int32[Array, " batch"]) -> Array:
-    """Overwrites each row from its own start on."""
-    return jax.vmap(lambda row, new, start: jax.lax.dynamic_update_slice(row, new, (start,)))(
-        buffer, values.astype(buffer.dtype), starts
     )
 
 

@@ -50,6 +50,25 @@ def test_never_longer_than_max_length(max_length, drafter):
     consistent(result)
 
 
+@pytest.mark.parametrize("drafter", ["same", "near", "wrong"])
+def test_rows_with_limits_of_their_own(drafter):
+    limits = np.array([0, 1, 4, 7, 12, 99])
+    asked = {"max_length": 12, "eos_ids": (), "temperature": 1.0}
+    free = speculative(6, gamma=3, drafter=drafter, **asked)
+    result = speculative(6, gamma=3, drafter=drafter, limits=jnp.asarray(limits, jnp.int32), **asked)
+    expected = np.minimum(limits, 12)
+    np.testing.assert_array_equal(result.lengths, expected)
+    inside = np.arange(12)[None] < expected[:, None]
+    np.testing.assert_array_equal(result.tokens, np.where(inside, free.tokens, 0))
+    assert result.finish_reason.tolist() == [FinishReason.LENGTH] * 6
+    consistent(result)
+
+
+def test_limits_of_another_shape_are_refused():
+    with pytest.raises(ValueError, match=r"limits has shape \(3,\) and seeds \(2,\)"):
+        speculative(2, gamma=3, limits=jnp.ones((3,), jnp.int32))
+
+
 def test_eos_just_before_the_limit_is_the_reason():
     free = np.asarray(plain(1, eos_ids=(), max_length=12).tokens)[0]
     fresh = next(i for i in range(3, 12) if free[i] not in free[:i])

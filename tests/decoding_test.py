@@ -56,6 +56,14 @@ def test_plain_greedy_is_the_argmax_of_teacher_forcing():
     assert len(np.unique(result.tokens)) > 4  # or the test would show little
 
 
+def test_numbers_do_not_come_from_the_default_generator():
+    """t5x may switch to one whose numbers, for a batch of keys, are not those of each key alone."""
+    expected = speculative(3, gamma=3, drafter="other", temperature=1.0)
+    jax.clear_caches()  # or the program compiled a moment ago would serve again
+    with jax.default_prng_impl("unsafe_rbg"):
+        same_tokens(speculative(3, gamma=3, drafter="other", temperature=1.0), expected)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.3, 1.0, 2.0])
 @pytest.mark.parametrize("gamma", [1, 5])
 def test_a_draft_equal_to_the_target_is_always_accepted(gamma, temperature):

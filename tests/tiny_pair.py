@@ -56,6 +56,7 @@ def speculative(
     rule=None,
     lenience=1.0,
     draft_temperature=None,
+    limits=None,
     **settings,
 ):
     model, tree = {
@@ -79,6 +80,7 @@ def speculative(
         draft_sampling=None if draft_temperature is None else make_sampling(batch, temperature=draft_temperature),
         rule=rule,
         lenience=lenience,
+        limits=limits,
     )
 
 
