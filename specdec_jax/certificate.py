@@ -27,6 +27,7 @@ from specdec_jax.generation import Batch, Pair
 from specdec_jax.models.t5 import T5
 from specdec_jax.sampling import GREEDY_BELOW, PointMass, to_probabilities
 from specdec_jax.settings import Settings
+from specdec_jax.sharding import Sharded, fetch
 from specdec_jax.types import Params
 
 LENGTH, TOP_K = 3, 3
@@ -212,7 +213,8 @@ def check_law(
     """Decodes many sequences of one input and compares them with their exact law."""
     temperature = settings.temperature if settings.temperature >= GREEDY_BELOW else 1.0
     width = generation.padded_length(len(ids), settings.max_input_length)
-    num_rows = max(1, min(_MOST_ROWS, _MOST_TOKENS // width, num_sequences))
+    parts = 1 if settings.mesh is None else settings.mesh[0]
+    num_rows = _multiple(parts, min(_MOST_ROWS, _MOST_TOKENS // width, num_sequences))
     settings = dataclasses.replace(
         settings,
         temperature=temperature,
@@ -222,12 +224,12 @@ def check_law(
         batch_size=num_rows,
     )
     (batch,) = generation.make_batches([ids] * num_rows, pair.vocabulary, settings)
-    law, border = exact_law(pair, batch)
+    law, border = exact_law(pair, batch, parts=parts)
     seen: Counter[tuple[int, ...]] = Counter()
     num_calls = -(-num_sequences // num_rows)
     for call in range(num_calls):
         seeds = [generation.row_seed(settings.seed, 1 + call * num_rows + row) for row in range(num_rows)]
-        result = jax.device_get(generation.decode(pair, batch._replace(seeds=jnp.asarray(seeds, jnp.int32)), settings))
+        result = fetch(generation.decode(pair, batch._replace(seeds=jnp.asarray(seeds, jnp.int32)), settings))
         for tokens, length in zip(result.tokens.tolist(), result.lengths.tolist(), strict=True):
             seen[tuple(tokens[:length])] += 1
         report((call + 1) / num_calls)
@@ -243,8 +245,18 @@ def check_law(
     )
 
 
-def exact_law(pair: Pair, batch: Batch) -> tuple[TokenLaw, float]:
+def _multiple(of: int, least: int) -> int:
+    """The least positive multiple of a number that is no less than another: rows have to divide over a mesh."""
+    return of * max(1, -(-least // of))
+
+
+def exact_law(pair: Pair, batch: Batch, *, parts: int = 1) -> tuple[TokenLaw, float]:
     """The law of the first LENGTH tokens of the batch's first row, by teacher forcing of every beginning.
+
+    Args:
+      pair: the models.
+      batch: whose first row it is about.
+      parts: devices that rows are split over.
 
     Returns:
       The law, and the least distance anywhere between the last logit that top-k keeps and the first that it drops.
@@ -254,11 +266,11 @@ def exact_law(pair: Pair, batch: Batch) -> tuple[TokenLaw, float]:
     border = math.inf
     for depth in range(LENGTH):
         beginnings = [tokens for tokens in law if eos_id not in tokens]
-        rows = np.zeros((TOP_K ** (LENGTH - 1), LENGTH), np.int32)
+        rows = np.zeros((_multiple(parts, TOP_K ** (LENGTH - 1)), LENGTH), np.int32)
         rows[:, 0] = pair.target.config.start_id
         for row, tokens in enumerate(beginnings):
             rows[row, 1 : 1 + depth] = tokens
-        p, borders = jax.device_get(_said(pair.target, pair.target_params, batch, jnp.asarray(rows), eos_id))
+        p, borders = fetch(_said(pair.target, pair.target_params, batch, jnp.asarray(rows), eos_id))
         if np.isnan(p[: len(beginnings), depth]).any():
             raise ValueError(
                 "the target's logits are NaN, or the settings leave no id: there is no law to compare with."
@@ -276,7 +288,7 @@ def exact_law(pair: Pair, batch: Batch) -> tuple[TokenLaw, float]:
 
 @functools.partial(jax.jit, static_argnames=("target", "eos_id"))
 def _said(
-    target: T5, params: Params, batch: Batch, tokens: Int32[Array, "rows length"], eos_id: int
+    target: T5 | Sharded, params: Params, batch: Batch, tokens: Int32[Array, "rows length"], eos_id: int
 ) -> tuple[Float32[Array, "rows length vocab"], Float32[Array, "rows length"]]:
     """What the target says after every place of each row, the batch's first input before it, and top-k's border."""
     rows = tokens.shape[0]
@@ -361,7 +373,7 @@ def check_greedy(
     differences: list[Difference] = []
     for i, batch in enumerate(batches, start=1):
         plain, guessed = (
-            jax.tree.map(lambda x, n=batch.num_rows: x[:n], jax.device_get(decode(pair, batch, settings)))
+            jax.tree.map(lambda x, n=batch.num_rows: x[:n], fetch(decode(pair, batch, settings)))
             for decode in (generation.decode_plainly, generation.decode)
         )
         differences += find_differences(pair, batch, plain.tokens, guessed.tokens)

@@ -29,12 +29,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.status import Status
 
-from specdec_jax import certificate, comparison, generation, trace
+from specdec_jax import certificate, comparison, distributed, generation, trace
 from specdec_jax import demo as demonstration
 from specdec_jax.generation import Batch, Pair
 from specdec_jax.models.t5 import T5Config
 from specdec_jax.packaged import GIN_ROOTS, resolve
 from specdec_jax.settings import Models, Settings
+from specdec_jax.sharding import fetch
 from specdec_jax.timing import timed
 from specdec_jax.vocabularies import load_vocabulary
 
@@ -80,6 +81,7 @@ def generate(
     max_decode_length: Any,
     max_input_length: Any,
     batch_size: Any,
+    mesh: Any,
 ) -> tuple[Models, Settings]:
     """What gin files bind for `specdec generate`: the fields of Models and Settings, each to a macro of its name."""
     values = dict(locals())
@@ -155,34 +157,48 @@ def _gin_parser(command: str, description: str) -> _Parser:
     return parser
 
 
-def _generate(argv: Sequence[str]) -> int:
-    parser = _gin_parser("generate", "Decodes texts speculatively, one output line per input.")
+def _decoding_parser(command: str, description: str) -> _Parser:
+    parser = _gin_parser(command, description)
     parser.add_argument("texts", nargs="*", metavar="TEXT", help="inputs; without any, the lines of stdin")
+    parser.add_argument(
+        "--distributed", action="store_true", help="one of several processes, all started alike; the first prints"
+    )
+    return parser
+
+
+def _generate(argv: Sequence[str]) -> int:
+    parser = _decoding_parser("generate", "Decodes texts speculatively, one output line per input.")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--trace", action="store_true", help="print what each target call accepted and corrected")
     mode.add_argument("--compare", action="store_true", help="also decode without guesses; print speed and acceptance")
     mode.add_argument("--json", action="store_true", help="print one JSON object per input")
     args, bindings = _split(parser, argv)
-    models, settings = _configure(generate, args, bindings)
-    texts, encoded, pair = _load(args.texts, models, settings)
-    batches = generation.make_batches(encoded, pair.vocabulary, settings)
-    if args.compare:
-        _print_comparison(pair, batches, settings)
-    else:
-        _print_outputs(pair, batches, settings, texts, show_trace=args.trace, as_json=args.json)
+    with distributed.together(args.distributed):
+        models, settings = _configure_decoding(args, bindings)
+        texts, encoded, pair = _load(args.texts, models, settings)
+        batches = generation.make_batches(encoded, pair.vocabulary, settings)
+        if args.compare:
+            _print_comparison(pair, batches, settings)
+        else:
+            _print_outputs(pair, batches, settings, texts, show_trace=args.trace, as_json=args.json)
     return 0
 
 
 def _verify(argv: Sequence[str]) -> int:
-    parser = _gin_parser("verify", "Tests on inputs of one's own that guesses change nothing; prints a certificate.")
-    parser.add_argument("texts", nargs="*", metavar="TEXT", help="inputs; without any, the lines of stdin")
+    parser = _decoding_parser(
+        "verify", "Tests on inputs of one's own that guesses change nothing; prints a certificate."
+    )
     parser.add_argument("--sequences", type=int, default=2048, help="decoded per input of the law test (2048)")
     parser.add_argument("--laws", type=int, default=2, help="inputs that the law test takes (2)")
     parser.add_argument("--json", action="store_true", help="print the certificate as one JSON object")
     args, bindings = _split(parser, argv)
     if min(args.sequences, args.laws) < 1:
         raise ValueError(f"--sequences and --laws are {args.sequences} and {args.laws}; both must be 1 or more.")
-    models, settings = _configure(generate, args, bindings)
+    with distributed.together(args.distributed):
+        return _print_certificate(args, *_configure_decoding(args, bindings))
+
+
+def _print_certificate(args: argparse.Namespace, models: Models, settings: Settings) -> int:
     certificate.check(settings)
     texts, encoded, pair = _load(args.texts, models, settings)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
@@ -216,9 +232,11 @@ def _demo(argv: Sequence[str]) -> int:
 def _load(texts: list[str], models: Models, settings: Settings) -> tuple[list[str], list[list[int]], Pair]:
     """The inputs, or stdin's lines, their ids, and the models; the models last, since they take the longest."""
     texts = texts or _lines_of_stdin()
+    if jax.process_count() > 1:
+        distributed.check_same(texts, models, settings)
     vocabulary = load_vocabulary(resolve(models.vocabulary), models.extra_ids)
     encoded = generation.encode(texts, vocabulary, settings)
-    return texts, encoded, generation.load_pair(models, vocabulary)
+    return texts, encoded, generation.load_pair(models, vocabulary, settings.mesh, warn=_warn)
 
 
 def _lines_of_stdin() -> list[str]:
@@ -242,7 +260,7 @@ def _print_outputs(
                 jax.block_until_ready(decode())
             result, seconds = timed(decode)
         compiled.add(shape)
-        result = jax.device_get(result)
+        result = fetch(result)
         for row, output in enumerate(generation.read_outputs(result, batch, pair.vocabulary)):
             text = texts[first + row]
             if output.finish_reason == "nan":
@@ -298,6 +316,13 @@ def _split(parser: _Parser, argv: Sequence[str]) -> tuple[argparse.Namespace, li
         if "=" not in binding:
             raise ValueError(f"--gin.{binding} has no value; write --gin.NAME=value.")
     return args, bindings
+
+
+def _configure_decoding(args: argparse.Namespace, bindings: Sequence[str]) -> tuple[Models, Settings]:
+    models, settings = _configure(generate, args, bindings)
+    if args.distributed and settings.mesh is None:
+        settings = dataclasses.replace(settings, mesh=(jax.device_count(), 1))
+    return models, settings
 
 
 def _configure(configurable: Callable[..., Any], args: argparse.Namespace, bindings: Sequence[str]) -> Any:

@@ -17,6 +17,7 @@ from specdec_jax.models.t5 import T5
 from specdec_jax.results import DecodingResult
 from specdec_jax.sampling import GREEDY_BELOW, End, PointMass, Sampling, constrain, gumbel_noise, to_probabilities
 from specdec_jax.settings import Settings
+from specdec_jax.sharding import Sharded, fetch
 from specdec_jax.timing import interleaved
 from specdec_jax.types import Params
 
@@ -93,7 +94,7 @@ def compare(pair: Pair, batch: Batch, settings: Settings, *, repeats: int) -> Co
         [lambda: decode_plainly(pair, batch, settings), lambda: decode(pair, batch, settings)], repeats=repeats
     )
     plain_result, speculative_result = (
-        jax.tree.map(lambda x: x[: batch.num_rows], jax.device_get(timed.value)) for timed in (plain, speculative)
+        jax.tree.map(lambda x: x[: batch.num_rows], fetch(timed.value)) for timed in (plain, speculative)
     )
     differences = None
     same_tokens = settings.temperature < GREEDY_BELOW or settings.rule == "coupled"
@@ -120,12 +121,12 @@ def margins(pair: Pair, batch: Batch, tokens: Int32[np.ndarray, "rows length"]) 
     filled = np.zeros((len(batch.seeds), tokens.shape[1]), np.int32)
     filled[: len(tokens)] = tokens
     found = _margins(pair.target, pair.target_params, batch, jnp.asarray(filled), pair.vocabulary.eos_id)
-    return np.asarray(found)[: len(tokens)]
+    return fetch(found)[: len(tokens)]
 
 
 @functools.partial(jax.jit, static_argnames=("target", "eos_id"))
 def _margins(
-    target: T5, params: Params, batch: Batch, tokens: Int32[Array, "batch max_length"], eos_id: int
+    target: T5 | Sharded, params: Params, batch: Batch, tokens: Int32[Array, "batch max_length"], eos_id: int
 ) -> Float32[Array, "batch max_length"]:
     """How far the best score is above the next, at each place of an output."""
     encoder_tokens, start = batch.inputs.encoder_tokens, jnp.zeros(tokens.shape[0], jnp.int32)
@@ -144,7 +145,7 @@ def _margins(
 
 
 def forced_logits(
-    target: T5,
+    target: T5 | Sharded,
     params: Params,
     encoder_tokens: Int32[Array, "batch length"],
     decoder_tokens: Int32[Array, "batch k"],

@@ -9,15 +9,17 @@ for batch in make_batches(encoded, vocabulary, settings):
 """
 
 import dataclasses
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Array, Int32
 
-from specdec_jax import verification
+from specdec_jax import sharding, verification
 from specdec_jax.checkpoints import t5x
 from specdec_jax.decoding import autoregressive_decode, speculative_decode
 from specdec_jax.drafters.model import ModelDrafter
@@ -26,48 +28,76 @@ from specdec_jax.packaged import resolve
 from specdec_jax.results import DecodingResult, FinishReason
 from specdec_jax.sampling import Sampling
 from specdec_jax.settings import Models, Settings
+from specdec_jax.sharding import Sharded
 from specdec_jax.types import Inputs, Params
 from specdec_jax.vocabularies import Vocabulary
 
+_LOG = logging.getLogger(__name__)
 _SHORTEST_INPUT = 32
 
 
 class Pair(NamedTuple):
-    """A target and a draft with their weights, and the vocabulary they share."""
+    """A target and a draft with their weights, and the vocabulary they share; on a mesh both are Sharded."""
 
-    target: T5
+    target: T5 | Sharded
     target_params: Params
-    draft: T5
+    draft: T5 | Sharded
     draft_params: Params
     vocabulary: Vocabulary
 
 
-def load_pair(models: Models, vocabulary: Vocabulary) -> Pair:
+def load_pair(
+    models: Models,
+    vocabulary: Vocabulary,
+    mesh: tuple | None = None,
+    *,
+    warn: Callable[[str], None] = _LOG.warning,
+) -> Pair:
     """Reads both models; the draft first, so that a mistake shows before the larger one is read.
+
+    Args:
+      models: where they are.
+      vocabulary: what they share.
+      mesh: see `Settings`.
+      warn: told where the draft cannot be split over the mesh, and is whole on every device.
 
     Raises:
       ValueError: a checkpoint is missing, damaged or of other sizes than its config; the models differ in their
-        vocabulary; or the vocabulary has more ids than they have rows.
+        vocabulary; the vocabulary has more ids than they have rows; or the target cannot be split over the mesh.
     """
-    draft, draft_params = load_model(models.draft_checkpoint, models.draft_config, models.dtype)
+    device_mesh = None if mesh is None else sharding.make_mesh(*mesh)
+    draft, draft_params = read_model(models.draft_checkpoint, models.draft_config, models.dtype)
     _check_rows(draft, vocabulary, models.draft_checkpoint)
-    target, target_params = load_model(models.target_checkpoint, models.target_config, models.dtype)
+    target, target_params = read_model(models.target_checkpoint, models.target_config, models.dtype)
     _check_rows(target, vocabulary, models.target_checkpoint)
     if draft.vocab_size != target.vocab_size:
         raise ValueError(
             f"the draft {models.draft_checkpoint} has a vocabulary of {draft.vocab_size} rows and the target "
             f"{models.target_checkpoint} one of {target.vocab_size}; use two models with the same vocabulary."
         )
-    return Pair(target, target_params, draft, draft_params, vocabulary)
+    if device_mesh is None:
+        return Pair(target, target.prepare(target_params), draft, draft.prepare(draft_params), vocabulary)
+    split = sharding.split_target(target, device_mesh)
+    split_draft = sharding.split_draft(draft, device_mesh, name=models.draft_checkpoint, warn=warn)
+    return Pair(split, split.place(target_params), split_draft, split_draft.place(draft_params), vocabulary)
 
 
 def load_model(checkpoint: str, config: T5Config | None = None, dtype: str | None = None) -> tuple[T5, Params]:
-    """Reads one model and puts its weights on the device.
+    """Reads one model and puts its weights on the device; see `read_model`."""
+    model, params = read_model(checkpoint, config, dtype)
+    return model, model.prepare(params)
+
+
+def read_model(checkpoint: str, config: T5Config | None = None, dtype: str | None = None) -> tuple[T5, Params]:
+    """Reads one model.
 
     Args:
       checkpoint: a T5X checkpoint, or a "demo:" name.
       config: sizes that it must have; None reads them off the checkpoint.
       dtype: see `Models`.
+
+    Returns:
+      The model and its weights, numpy arrays.
 
     Raises:
       ValueError: the checkpoint is missing, damaged, not a T5's, or of other sizes.
@@ -82,8 +112,7 @@ def load_model(checkpoint: str, config: T5Config | None = None, dtype: str | Non
             config = T5Config.from_params(params)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
-    model = T5(dataclasses.replace(config, dtype=dtype))
-    return model, model.prepare(params)
+    return T5(dataclasses.replace(config, dtype=dtype)), params
 
 
 def _check_rows(model: T5, vocabulary: Vocabulary, checkpoint: str) -> None:
@@ -167,8 +196,15 @@ def make_batches(
         seeds = jnp.asarray([row_seed(settings.seed, i) for i in places], jnp.int32)
         sampling = settings.sampling(len(places), vocabulary.size)
         draft_sampling = settings.sampling(len(places), vocabulary.size, of_draft=True)
-        batches.append(Batch(Inputs(jnp.asarray(tokens)), seeds, sampling, draft_sampling, len(rows)))
+        batch = Batch(Inputs(jnp.asarray(tokens)), seeds, sampling, draft_sampling, len(rows))
+        batches.append(batch if settings.mesh is None else _placed(batch, sharding.make_mesh(*settings.mesh)))
     return batches
+
+
+def _placed(batch: Batch, mesh: Mesh) -> Batch:
+    arrays = batch._asdict()
+    del arrays["num_rows"]
+    return batch._replace(**sharding.put(arrays, sharding.row_axes(arrays), mesh))
 
 
 def padded_length(length: int, max_input_length: int) -> int:
@@ -247,7 +283,7 @@ class Output(NamedTuple):
 
 def read_outputs(result: DecodingResult, batch: Batch, vocabulary: Vocabulary) -> list[Output]:
     """The rows of a result, without the copies, as text and plain numbers."""
-    result = jax.device_get(result)
+    result = sharding.fetch(result)
     outputs = []
     for row in range(batch.num_rows):
         length = int(result.lengths[row])

@@ -61,6 +61,8 @@ class Settings:
       max_input_length: tokens of an input at most, task prefix and end included.
       batch_size: inputs decoded together.
       task_prefix: what is put before each input.
+      mesh: (data, model): devices that batches are split over, and devices that the models are, as in (2, 4) on eight;
+        None for one device. Changes no output, up to rounding.
     """
 
     gamma: int
@@ -80,6 +82,7 @@ class Settings:
     max_input_length: int = 512
     batch_size: int = 1
     task_prefix: str = ""
+    mesh: tuple | None = None
 
     def __post_init__(self) -> None:
         for name in ("gamma", "max_decode_length", "max_input_length", "batch_size"):
@@ -103,6 +106,14 @@ class Settings:
             )
         if not all(type(i) is int and 0 <= i < 2**31 for i in self.forbidden_ids):
             raise ValueError(f"forbidden_ids is {self.forbidden_ids}; each must be an id, such as (3, 4).")
+        if self.mesh is not None:
+            if len(self.mesh) != 2 or not all(type(n) is int and n >= 1 for n in self.mesh):
+                raise ValueError(f"mesh is {self.mesh}; it must be two numbers of devices, (data, model), or None.")
+            if self.batch_size % self.mesh[0]:
+                raise ValueError(
+                    f"batch_size is {self.batch_size}; it must be a multiple of {self.mesh[0]}, the devices that "
+                    f"batches are split over (mesh is {self.mesh})."
+                )
         self.sampling(1)  # raises what it has to say about the settings of the draws
 
     def verification_rule(self) -> verification.Rule:

@@ -173,5 +173,9 @@ def test_every_package_and_gin_file_is_packaged():
         str(path.parent.relative_to(ROOT)).replace("/", ".") for path in (ROOT / "specdec_jax").rglob("__init__.py")
     }
     assert set(project["packages"]) == found | {"specdec_jax.gin", "specdec_jax.configs"}
-    assert {path.suffix for folder in ("gin", "configs") for path in (ROOT / folder).iterdir()} == {".gin"}
+    for folder in ("gin", "configs"):
+        files = {path for path in (ROOT / folder).rglob("*") if path.is_file()}
+        assert {path.suffix for path in files} == {".gin"}  # an __init__.py would make the folder hide the package gin
+        patterns = project["package-data"][f"specdec_jax.{folder}"]
+        assert files == {path for pattern in patterns for path in (ROOT / folder).glob(pattern)}
     assert [root for root in packaged.GIN_ROOTS if (root / "configs" / "generate.gin").exists()] == [ROOT]

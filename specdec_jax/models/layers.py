@@ -1,6 +1,7 @@
 """T5's layers as t5x defines them: no biases, no 1/sqrt(head_dim), RMS norm, relative position buckets.
 
-Parameter names and shapes are t5x's, so that its checkpoints fit without renaming or transposing.
+Parameter names and shapes are t5x's, so that its checkpoints fit without renaming or transposing. So are the logical
+names of the axes, by which weights, activations and caches are split over a mesh of devices (axes.py, sharding.py).
 """
 
 import functools
@@ -13,6 +14,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.linen.spmd import with_logical_constraint
 from jaxtyping import Array, Float
 
 MASKED = -1e10  # added to attention logits, as t5x does: a row without any visible key stays finite
@@ -26,6 +28,9 @@ ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
 
 TRANSPOSED = "transposed_kernel"
 """Name under which a kernel is stored as [out, in]; see `Dense`."""
+
+SLOT_AXES = ("batch", "heads", "length", "kv")
+"""Logical axes of queries, keys, values and the caches that hold them."""
 
 
 class Dense(nn.Module):
@@ -79,7 +84,8 @@ class Mlp(nn.Module):
             ACTIVATIONS[activation](Dense(self.mlp_dim, self.dtype, name=f"wi_{i}" if gated else "wi")(x))
             for i, activation in enumerate(self.activations)
         ]
-        return Dense(x.shape[-1], self.dtype, name="wo")(functools.reduce(operator.mul, factors))
+        hidden = with_logical_constraint(functools.reduce(operator.mul, factors), ("batch", "length", "mlp"))
+        return Dense(x.shape[-1], self.dtype, name="wo")(hidden)
 
 
 class Segment(NamedTuple):
@@ -106,8 +112,8 @@ class Attention(nn.Module):
         self.out = Dense(self.emb_dim, self.dtype)
 
     def _heads_first(self, x: Float[Array, "batch k joined"]) -> Float[Array, "batch heads k head_dim"]:
-        x = x.reshape(*x.shape[:2], self.num_heads, self.head_dim)
-        return x.swapaxes(1, 2)
+        x = x.reshape(*x.shape[:2], self.num_heads, self.head_dim).swapaxes(1, 2)
+        return with_logical_constraint(x, SLOT_AXES)
 
     def keys_values(
         self, x: Float[Array, "batch k emb"]

@@ -12,10 +12,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.linen.spmd import with_logical_constraint
 from jaxtyping import Array, Bool, Float, Float32, Int32
 
 from specdec_jax.models.layers import (
     MASKED,
+    SLOT_AXES,
     TRANSPOSED,
     Attention,
     Dense,
@@ -56,10 +58,16 @@ def write_slots(
     if cache.shape[2] == 0:  # teacher forcing keeps nothing
         return cache
     if positions.shape[0] == 1:
-        return jax.lax.dynamic_update_slice(cache, update, (0, 0, positions[0], 0))
-    return jax.vmap(lambda row, new, start: jax.lax.dynamic_update_slice(row, new, (0, start, 0)))(
-        cache, update, positions
-    )
+        written = jax.lax.dynamic_update_slice(cache, update, (0, 0, positions[0], 0))
+    else:
+        write = jax.vmap(lambda row, new, start: jax.lax.dynamic_update_slice(row, new, (0, start, 0)))
+        written = write(cache, update, positions)
+    return with_logical_constraint(written, SLOT_AXES)
+
+
+def _residual(x: Float[Array, "batch length emb"]) -> Float[Array, "batch length emb"]:
+    """Says how the residual stream is split over devices: whole vectors, of which every device has its rows'."""
+    return with_logical_constraint(x, ("batch", "length", "embed"))
 
 
 def _relative_bias(config: T5Config, *, bidirectional: bool, name: str | None = None) -> RelativeBias:
@@ -129,8 +137,8 @@ class EncoderLayer(nn.Module):
     ) -> Float[Array, "batch length emb"]:
         bias = encoder_bias(self.relpos_bias, x.shape[1]) if shared_bias is None else shared_bias
         y = self.pre_attention_layer_norm(x)
-        x = x + self.attention.attend(y, Segment(*self.attention.keys_values(y), bias + mask))
-        return x + self.mlp(self.pre_mlp_layer_norm(x))
+        x = _residual(x + self.attention.attend(y, Segment(*self.attention.keys_values(y), bias + mask)))
+        return _residual(x + self.mlp(self.pre_mlp_layer_norm(x)))
 
 
 class DecoderLayer(nn.Module):
@@ -162,11 +170,11 @@ class DecoderLayer(nn.Module):
             bias = decoder_bias(self.relpos_bias, positions, x.shape[1], slots[0].shape[2])
         y = self.pre_self_attention_layer_norm(x)
         new = self.self_attention.keys_values(y)
-        x = x + self.self_attention.attend(y, Segment(*slots, bias.cached), Segment(*new, bias.block))
+        x = _residual(x + self.self_attention.attend(y, Segment(*slots, bias.cached), Segment(*new, bias.block)))
         y = self.pre_cross_attention_layer_norm(x)
-        x = x + self.encoder_decoder_attention.attend(y, cross)
+        x = _residual(x + self.encoder_decoder_attention.attend(y, cross))
         keys, values = (write_slots(old, added, positions) for old, added in zip(slots, new, strict=True))
-        return x + self.mlp(self.pre_mlp_layer_norm(x)), (keys, values)
+        return _residual(x + self.mlp(self.pre_mlp_layer_norm(x))), (keys, values)
 
 
 class Encoder(nn.Module):
@@ -243,13 +251,14 @@ class T5Module(nn.Module):
 
     def encode(self, tokens: Int32[Array, "batch length"]) -> Float[Array, "batch length emb"]:
         """Runs the encoder; id 0 is padding."""
-        return self.encoder(self.token_embedder(tokens), mask_bias(tokens > 0))
+        return self.encoder(_residual(self.token_embedder(tokens)), mask_bias(tokens > 0))
 
     def start(self, tokens: Int32[Array, "batch length"], cache_length: int) -> T5Cache:
         """Encodes, projects the cross-attention's keys and values once, and allocates the cache."""
         cfg = self.config
         cross_keys, cross_values = self.decoder.cross_keys_values(self.encode(tokens))
         empty = jnp.zeros((tokens.shape[0], cfg.num_heads, cache_length, cfg.head_dim), cfg.dtype)
+        empty = with_logical_constraint(empty, SLOT_AXES)  # a loop's carry is split as its first value is
         slots = (empty,) * cfg.num_decoder_layers
         return T5Cache(slots, slots, cross_keys, cross_values, tokens > 0)
 
@@ -257,11 +266,16 @@ class T5Module(nn.Module):
         self, cache: T5Cache, tokens: Int32[Array, "batch k"], positions: Int32[Array, " rows"]
     ) -> tuple[Float32[Array, "batch k vocab"], T5Cache]:
         """Runs k decoder tokens per row; see `Decoder.extend`. One position may stand for all rows."""
-        x, cache = self.decoder(self.token_embedder(tokens), cache, positions)
-        if not self.config.logits_via_embedding:
-            return self.decoder.logits_dense(x), cache
-        embedding = self.token_embedder.embedding.astype(jnp.float32)
-        return jnp.dot(x.astype(jnp.float32), embedding.T) / np.sqrt(self.config.emb_dim), cache
+        x, cache = self.decoder(_residual(self.token_embedder(tokens)), cache, positions)
+        if self.config.logits_via_embedding:
+            embedding = self.token_embedder.embedding.astype(jnp.float32)
+            logits = jnp.dot(x.astype(jnp.float32), embedding.T) / np.sqrt(self.config.emb_dim)
+        else:
+            logits = self.decoder.logits_dense(x)
+        # Each device computes its part of the vocabulary; then the parts are gathered, once a call, so that filters,
+        # sums and draws run over whole rows and round as on one device.
+        logits = with_logical_constraint(logits, ("batch", "length", "vocab"))
+        return with_logical_constraint(logits, ("batch", "length", None)), cache
 
     def __call__(
         self, encoder_tokens: Int32[Array, "batch length"], decoder_tokens: Int32[Array, "batch k"]
@@ -306,7 +320,8 @@ class T5:
         """Puts weights on the device in the form that decodes fastest there; any method takes either form.
 
         On a CPU kernels are stored transposed (see `layers.Dense`), under another name so that the two forms cannot be
-        mistaken for each other. Elsewhere they stay as they are.
+        mistaken for each other. Elsewhere they stay as they are. Weights that are on devices already, split or not,
+        stay there. It may be called inside a jit.
         """
         if jax.default_backend() != "cpu":
             return jax.device_put(params)
@@ -315,7 +330,7 @@ class T5:
             if not isinstance(tree, Mapping):
                 return jnp.asarray(tree)
             if set(tree) == {"kernel"}:
-                return {TRANSPOSED: jnp.asarray(np.asarray(tree["kernel"]).T.copy())}
+                return {TRANSPOSED: jnp.asarray(tree["kernel"]).T}
             return {name: transpose(subtree) for name, subtree in tree.items()}
 
         return transpose(params)

@@ -1,0 +1,208 @@
+"""t5x's EncoderDecoderModel with a draft model beside it, decoding speculatively."""
+
+import copy
+import functools
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any
+
+import flax.core
+from jaxtyping import Array
+from t5x import decoding, models  # pyright: ignore[reportMissingImports]
+
+from specdec_jax import verification
+from specdec_jax.decoding import autoregressive_decode, speculative_decode
+from specdec_jax.drafters.model import ModelDrafter
+from specdec_jax.models.base import Decoder
+from specdec_jax.settings import RULES
+from specdec_jax.t5x_adapter import batches
+from specdec_jax.t5x_adapter.network import Placement, to_t5
+from specdec_jax.t5x_adapter.restore import DRAFT
+from specdec_jax.t5x_adapter.settings import read_settings
+from specdec_jax.types import Inputs, Params
+
+
+class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
+    """An EncoderDecoderModel whose predictions are decoded with guesses of a draft model, from the same law.
+
+    Loss, scores and training are those of the target alone. The draft's weights live in flax_mutables["draft"], where
+    t5x initializes, shards and restores them (see `restore_draft`).
+
+    What is said of `decoding.temperature_sample` in gin holds here: temperature, topk, topp, max_decode_steps and
+    rescale_log_probs are read from its bindings, and num_decodes from DecoderParams.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        draft_module: Any,
+        input_vocabulary: Any,
+        output_vocabulary: Any,
+        optimizer_def: Any,
+        decode_fn: Callable[..., Any] = decoding.temperature_sample,
+        feature_converter_cls: Callable[..., Any] | None = None,
+        label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
+        loss_normalizing_factor: Any = None,
+        default_decoder_params: models.DecoderParams | None = None,
+        gamma: int = 4,
+        rule: str | verification.Rule | None = None,
+        lenience: float | int = 1.0,
+        draft_temperature: float | int | None = None,
+        seed: int = 0,
+        drafter: Callable[[Decoder], Any] = ModelDrafter,
+    ):
+        """Checks everything that can be checked before any weight is read.
+
+        Args:
+          module: the target, t5x's network.Transformer.
+          draft_module: the draft, another one.
+          input_vocabulary: as t5x has it.
+          output_vocabulary: likewise; its ids are those that can be drawn.
+          optimizer_def: likewise.
+          decode_fn: temperature_sample, whose bindings are the settings of the draws.
+          feature_converter_cls: as t5x has it.
+          label_smoothing: likewise.
+          z_loss: likewise.
+          loss_normalizing_factor: likewise.
+          default_decoder_params: likewise; num_decodes and return_all_decodes.
+          gamma: guesses per target call; 0 decodes with the target alone, in the same loop, which is what a speed-up
+            has to be measured against.
+          rule: of verification: "token", "block", "coupled", or a function like those; None for block, or for token
+            where lenience is below 1.
+          lenience: 1 is exact; below 1 accepts more and changes the law.
+          draft_temperature: the draft's own temperature; None for the target's.
+          seed: together with t5x's rng, which is the same in every launch, the source of all draws.
+          drafter: makes what guesses out of the draft model.
+
+        Raises:
+          ValueError: the models differ in their vocabulary, or a setting is out of its range.
+        """
+        self.draft_module = draft_module
+        self._target, self._draft = to_t5(module, "module"), to_t5(draft_module, "draft_module")
+        if self._target.vocab_size != self._draft.vocab_size:
+            raise ValueError(
+                f"the draft's vocab_size is {self._draft.vocab_size} and the target's {self._target.vocab_size}; "
+                "use two models with the same vocabulary."
+            )
+        if output_vocabulary.vocab_size > self._target.vocab_size:
+            raise ValueError(
+                f"the output vocabulary has {output_vocabulary.vocab_size} ids and the models only "
+                f"{self._target.vocab_size} rows; use the vocabulary that they were trained with."
+            )
+        if gamma < 0:
+            raise ValueError(f"gamma is {gamma}; it must be 1 or more, or 0 for the target alone.")
+        if isinstance(rule, str) and rule not in RULES:
+            raise ValueError(f"rule is {rule!r}; it must be one of {', '.join(map(repr, RULES))}, or None.")
+        self._rule = verification.default_rule(lenience) if rule is None else RULES.get(rule, rule)  # pyright: ignore
+        verification.check_lenience(self._rule, lenience)
+        read_settings(decode_fn).sampling(1, 1, 1)  # raises what it has to say
+        self._gamma, self._lenience, self._seed = gamma, lenience, seed
+        self._draft_temperature, self._drafter = draft_temperature, drafter
+        self.placement = Placement()
+        super().__init__(
+            module=module,
+            input_vocabulary=input_vocabulary,
+            output_vocabulary=output_vocabulary,
+            optimizer_def=optimizer_def,
+            decode_fn=decode_fn,
+            feature_converter_cls=feature_converter_cls,
+            label_smoothing=label_smoothing,
+            z_loss=z_loss,
+            loss_normalizing_factor=loss_normalizing_factor,
+            default_decoder_params=default_decoder_params,
+        )
+
+    def place(self, partitioner: Any) -> None:
+        """Takes the mesh and the rules of t5x's partitioner; before get_initial_variables."""
+        self.placement = Placement(partitioner.mesh, tuple(partitioner.logical_axis_rules))
+
+    def get_initial_variables(
+        self, rng: Array, input_shapes: Mapping[str, Any], input_types: Mapping[str, Any] | None = None
+    ) -> Any:
+        """The target's variables as t5x has them, and the draft's as "draft" and "draft_axes"."""
+        initial = super().get_initial_variables
+        variables = flax.core.unfreeze(initial(rng, input_shapes, input_types))
+        beside = copy.copy(self)
+        beside.module = self.draft_module
+        draft = models.EncoderDecoderModel.get_initial_variables(beside, rng, input_shapes, input_types)
+        variables[DRAFT] = flax.core.unfreeze(draft["params"])
+        variables[f"{DRAFT}_axes"] = self.placement.axes_of_draft(self._draft, draft["params_axes"])
+        return flax.core.freeze(variables)
+
+    def predict_batch(
+        self, params: Params, batch: Mapping[str, Array], rng: Array | None = None, flax_mutables: Any = None
+    ) -> Array:
+        """Tokens int32 [batch, length]; see `predict_batch_with_aux`."""
+        return self.predict_batch_with_aux(params, batch, rng, flax_mutables=flax_mutables)[0]
+
+    def predict_batch_with_aux(
+        self,
+        params: Params,
+        batch: Mapping[str, Array],
+        rng: Array | None = None,
+        decoder_params: MutableMapping[str, Any] | None = None,
+        return_all_decodes: bool | None = None,
+        num_decodes: int | None = None,
+        prompt_with_targets: bool = False,
+        flax_mutables: Any = None,
+    ) -> tuple[Array, dict[str, Array]]:
+        """Decodes a batch speculatively.
+
+        Args:
+          params: the target's weights.
+          batch: what t5x's feature converter makes; the output is as long as decoder_input_tokens.
+          rng: t5x's key of this batch.
+          decoder_params: arguments of temperature_sample for this call, eos_id, or decode_rng in place of rng.
+          return_all_decodes: all of num_decodes, not only the likeliest.
+          num_decodes: independent outputs of each input, sorted by their score, the best one last.
+          prompt_with_targets: outputs go on from the decoder input, up to its first end or padding.
+          flax_mutables: t5x passes the train state's; "draft" holds the draft's weights.
+
+        Returns:
+          tokens int32 [batch, length], or [batch, num_decodes, length]; and, each [batch] or [batch, num_decodes]:
+          scores (the sum of the target's log-probabilities, of the law that was sampled from unless rescale_log_probs
+          is False), num_target_calls, accepted, drafted, trials and alpha (see DecodingResult).
+        """
+        if flax_mutables is None or DRAFT not in flax_mutables:
+            raise ValueError(
+                f"flax_mutables has no {DRAFT!r}; pass the train state's (t5x does), and restore it with "
+                "utils.RestoreCheckpointConfig.state_transformation_fns = [@t5x_adapter.restore_draft]."
+            )
+        default = self._default_decoder_params
+        num_decodes = default.num_decodes if num_decodes is None else num_decodes
+        all_decodes = default.return_all_decodes if return_all_decodes is None else return_all_decodes
+        given = dict(decoder_params or {})
+        rng = batches.choose_rng(rng, given.pop("decode_rng", None))
+        eos_id = int(given.pop("eos_id", None) or self.output_vocabulary.eos_id or 1)
+        settings = read_settings(self.decode_fn, given)
+        num_inputs, length = batch["decoder_input_tokens"].shape
+        num_ids, rows = self.output_vocabulary.vocab_size, num_inputs * num_decodes
+
+        prompt = batches.read_prompt(batch["decoder_input_tokens"], eos_id) if prompt_with_targets else None
+        inputs = Inputs(*(batches.repeat(x, num_decodes) for x in (batch["encoder_input_tokens"], prompt)))
+        # t5x's jit hands the weights over as t5x stores them: the form that decodes fastest is made here, once a batch,
+        # before the loop.
+        target, target_params = self.placement.target(self._target), self._target.prepare(params)
+        decode = functools.partial(
+            speculative_decode,
+            drafter=self._drafter(self.placement.draft(self._draft)),
+            draft_params=self._draft.prepare(flax_mutables[DRAFT]),
+            gamma=self._gamma,
+            draft_sampling=settings.sampling(num_inputs, num_decodes, num_ids, self._draft_temperature),
+            lenience=self._lenience,
+        )
+        result = (decode if self._gamma else autoregressive_decode)(
+            target,
+            target_params,
+            inputs=inputs,
+            max_length=length,
+            limits=batches.limits(inputs.prefix, rows, length, settings.max_decode_steps),
+            sampling=settings.sampling(num_inputs, num_decodes, num_ids),
+            seeds=batches.seeds(rng, self._seed, rows),
+            eos_ids=(eos_id,),
+            rule=self._rule,
+        )
+        tokens, aux = batches.read_result(result, inputs.prefix, num_decodes, settings.rescale_log_probs)
+        if all_decodes:
+            return tokens, aux
+        return tokens[:, -1], {name: value[:, -1] for name, value in aux.items()}
