@@ -76,6 +76,18 @@ class LawTest:
         """Whether it could have failed: there are cells to compare, or one outcome only and any other is a fault."""
         return self.degrees > 0 or self.outcomes == 1
 
+    @property
+    def finding(self) -> str:
+        """What was found, in a line."""
+        if not self.conclusive:
+            return "inconclusive: one outcome takes nearly all; more sequences or a higher temperature help"
+        if not self.degrees:
+            return "one outcome is possible, and so there is no chi-square: any other would be a fault"
+        return (
+            f"chi-square {self.statistic:.1f} with {self.degrees} degrees of freedom, p = {self.p_value:.2g}; "
+            f"a total variation of {self.detectable:.2f} would have shown"
+        )
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GreedyTest:
@@ -112,10 +124,7 @@ class Certificate(NamedTuple):
                 f"law     {law.text}",
                 f"        temperature {law.temperature:g}, top-k {TOP_K}: {law.sequences} sequences of {LENGTH} tokens"
                 f", {law.outcomes} possible outcomes, {law.impossible} others seen",
-                f"        chi-square {law.statistic:.1f} with {law.degrees} degrees of freedom, p = {law.p_value:.2g}; "
-                f"a total variation of {law.detectable:.2f} would have shown"
-                if law.conclusive
-                else "        inconclusive: one outcome takes nearly all; more sequences or a higher temperature help",
+                f"        {law.finding}",
             ]
         greedy = self.greedy
         settings = {name: self.settings[name] for name in ("gamma", "rule", "seed")}

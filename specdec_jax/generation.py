@@ -131,11 +131,7 @@ def encode(texts: Sequence[str], vocabulary: Vocabulary, settings: Settings) -> 
     """
     if not texts:
         raise ValueError("there is no input; give at least one text.")
-    wrong = [i for i in settings.forbidden_ids if i >= vocabulary.size]
-    if wrong:
-        raise ValueError(f"forbidden_ids holds {wrong[0]}; the vocabulary's ids are below {vocabulary.size}.")
-    if len(set(settings.forbidden_ids)) == vocabulary.size:
-        raise ValueError(f"forbidden_ids holds all of the vocabulary's {vocabulary.size} ids; leave at least one.")
+    settings.sampling(1, vocabulary.size)  # raises what it has to say about ids that the vocabulary lacks
     encoded = []
     for number, text in enumerate(texts, start=1):
         if not text.strip():

@@ -31,7 +31,7 @@ class Sampling(NamedTuple):
       repetition_penalty: float32 [batch], above 1 makes ids of the history less likely, as in CTRL.
       no_repeat_ngram: int32 [batch], no run of so many tokens comes twice; 0 allows all.
       min_length: int32 [batch], tokens before the first one that may be an EOS.
-      forbidden: int32 [n], ids of probability 0.
+      forbidden_ids: int32 [n], ids of probability 0.
       temperature: float32 [batch]; a row below 1e-4 is argmax. None: every row is argmax, and nothing as wide as the
         vocabulary is built.
       top_k: int32 [batch], keep the k most likely ids; 0 keeps all.
@@ -44,7 +44,7 @@ class Sampling(NamedTuple):
     repetition_penalty: Float32[Array, " batch"] | None = None
     no_repeat_ngram: Int32[Array, " batch"] | None = None
     min_length: Int32[Array, " batch"] | None = None
-    forbidden: Int32[Array, " n"] | None = None
+    forbidden_ids: Int32[Array, " n"] | None = None
     temperature: Float32[Array, " batch"] | None = None
     top_k: Int32[Array, " batch"] | None = None
     top_p: Float32[Array, " batch"] | None = None
@@ -62,7 +62,7 @@ class Sampling(NamedTuple):
         return self._replace(**{name: jnp.broadcast_to(x[:1], (rows,)) for name, x in self._per_row().items()})
 
     def _per_row(self) -> dict[str, Array]:
-        shared = ("num_ids", "forbidden", "end")
+        shared = ("num_ids", "forbidden_ids", "end")
         return {name: x for name, x in self._asdict().items() if x is not None and name not in shared}
 
 
@@ -98,7 +98,7 @@ def make_sampling(
     top_p: PerRow = 1.0,
     min_p: PerRow = 0.0,
     min_length: PerRow = 0,
-    forbidden: Sequence[int] = (),
+    forbidden_ids: Sequence[int] = (),
     repetition_penalty: PerRow = 1.0,
     no_repeat_ngram: PerRow = 0,
     num_ids: int | None = None,
@@ -112,7 +112,7 @@ def make_sampling(
       top_p: in (0, 1]; 1 for no such filter.
       min_p: in [0, 1]; 0 for no such filter.
       min_length: tokens before the first that may end the row; 0 for no such rule.
-      forbidden: ids never to emit, for all rows.
+      forbidden_ids: ids never to emit, for all rows.
       repetition_penalty: above 0; 1 for no such rule.
       no_repeat_ngram: length of a run of tokens that may not come twice; 0 for no such rule.
       num_ids: valid ids of the vocabulary, where the embedding has more rows than that.
@@ -136,11 +136,11 @@ def make_sampling(
         _check(name, counts[name], values >= 0, "a whole number, 0 (no such rule) or more")
     if num_ids is not None and num_ids < 1:
         raise ValueError(f"num_ids is {num_ids}; it must be the number of valid ids, 1 or more.")
-    _check("forbidden", forbidden, np.asarray(forbidden, np.int64) >= 0, "ids, each 0 or more")
+    _check("forbidden_ids", forbidden_ids, np.asarray(forbidden_ids, np.int64) >= 0, "ids, each 0 or more")
     if num_ids is not None:
-        _check("forbidden", forbidden, np.asarray(forbidden, np.int64) < num_ids, f"ids below {num_ids}")
-        if len(set(forbidden)) == num_ids:
-            raise ValueError(f"forbidden holds all of the {num_ids} ids; leave at least one.")
+        _check("forbidden_ids", forbidden_ids, np.asarray(forbidden_ids, np.int64) < num_ids, f"ids below {num_ids}")
+        if len(set(forbidden_ids)) == num_ids:
+            raise ValueError(f"forbidden_ids holds all of the {num_ids} ids; leave at least one.")
     greedy = (temperatures < GREEDY_BELOW).all()
 
     def unless(nothing: float | int, values: np.ndarray) -> Array | None:
@@ -151,7 +151,7 @@ def make_sampling(
         repetition_penalty=unless(1, penalties),
         no_repeat_ngram=unless(0, whole["no_repeat_ngram"]),
         min_length=unless(0, whole["min_length"]),
-        forbidden=jnp.asarray(forbidden, jnp.int32) if len(forbidden) else None,
+        forbidden_ids=jnp.asarray(forbidden_ids, jnp.int32) if len(forbidden_ids) else None,
         temperature=None if greedy else jnp.asarray(temperatures),
         top_k=None if greedy else unless(0, whole["top_k"]),
         top_p=None if greedy else unless(1, top_ps),
@@ -215,8 +215,8 @@ def constrain(
             raise ValueError("Sampling.min_length is set and Sampling.end is None; decoding sets it, or give it.")
         first = sampling.end.prompt_positions + 1 + sampling.min_length
         logits = constraints.forbid_before(logits, sampling.end.eos_ids, positions, first)
-    if sampling.forbidden is not None:
-        logits = constraints.forbid(logits, sampling.forbidden)
+    if sampling.forbidden_ids is not None:
+        logits = constraints.forbid(logits, sampling.forbidden_ids)
     if logits is given:
         return logits
     return jnp.where(jnp.all(jnp.isneginf(logits), axis=-1, keepdims=True), jnp.nan, logits)

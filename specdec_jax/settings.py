@@ -105,7 +105,7 @@ class Settings:
                 f"{self.max_decode_length}."
             )
         if not all(type(i) is int and 0 <= i < 2**31 for i in self.forbidden_ids):
-            raise ValueError(f"forbidden_ids is {self.forbidden_ids}; each must be an id, such as (3, 4).")
+            raise ValueError(f"forbidden_ids is {self.forbidden_ids}; it must hold ids, as (3, 4) does.")
         if self.mesh is not None:
             if len(self.mesh) != 2 or not all(type(n) is int and n >= 1 for n in self.mesh):
                 raise ValueError(f"mesh is {self.mesh}; it must be two numbers of devices, (data, model), or None.")
@@ -130,7 +130,7 @@ class Settings:
             top_p=self.top_p,
             min_p=self.min_p,
             min_length=self.min_decode_length,
-            forbidden=self.forbidden_ids,
+            forbidden_ids=self.forbidden_ids,
             repetition_penalty=self.repetition_penalty,
             no_repeat_ngram=self.no_repeat_ngram,
             num_ids=num_ids,

@@ -245,7 +245,7 @@ def row_axes(tree: Any) -> Any:
     """Logical axes of inputs, seeds and settings of the draws: the batch first, and nothing where no row is meant."""
 
     def axes(path: tuple, x: Any) -> PartitionSpec:
-        is_shared = path and getattr(path[-1], "name", "") in ("num_ids", "forbidden", "eos_ids")
+        is_shared = path and getattr(path[-1], "name", "") in ("num_ids", "forbidden_ids", "eos_ids")
         return PartitionSpec() if is_shared else PartitionSpec("batch", *[None] * (np.ndim(x) - 1))
 
     return jax.tree_util.tree_map_with_path(axes, tree)

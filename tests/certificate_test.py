@@ -70,6 +70,7 @@ def test_one_outcome_shows_little(pair):
     found = certificate.verify(pair, TEXTS, encoded(TEXTS), settings, num_sequences=128, num_laws=1, report=quiet)
     assert found.laws[0].degrees == 0 and found.laws[0].temperature == 0.001 and found.laws[0].detectable == 1.0
     assert found.passed  # one outcome is possible, and no other was seen
+    assert any("one outcome is possible" in line for line in found.lines())
     rare = found._replace(laws=[dataclasses.replace(found.laws[0], outcomes=2)])
     assert not rare.passed and rare.verdict == "INCONCLUSIVE" and any("inconclusive" in line for line in rare.lines())
 

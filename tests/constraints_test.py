@@ -77,9 +77,9 @@ def test_rules_come_before_temperature_and_filters():
     # The likeliest id is forbidden; top_k 1 then keeps the next one, and greedy takes it.
     logits = np.tile(np.array([3.0, 1.0, 2.0, 0.0], np.float32), (BATCH, 1, 1))
     tokens, positions = np.zeros((BATCH, 4), np.int32), np.zeros(BATCH, np.int32)
-    p = run(logits, tokens, positions, temperature=1.0, top_k=1, forbidden=(0,))
+    p = run(logits, tokens, positions, temperature=1.0, top_k=1, forbidden_ids=(0,))
     np.testing.assert_allclose(p[0, 0], [0, 0, 1, 0])
-    greedy = run(logits, tokens, positions, temperature=0.0, forbidden=(0, 2))
+    greedy = run(logits, tokens, positions, temperature=0.0, forbidden_ids=(0, 2))
     assert isinstance(greedy, PointMass) and greedy.tokens.tolist() == [[1]] * BATCH
     penalized = run(logits, tokens, positions, temperature=0.0, repetition_penalty=2.0)  # 3 / 2 < 2
     assert isinstance(penalized, PointMass) and penalized.tokens.tolist() == [[2]] * BATCH
@@ -120,10 +120,10 @@ def test_no_id_left_is_nan(temperature):
         ({"min_length": -1}, "min_length is -1; it must be a whole number"),
         ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0; it must be 0.001 to 1000"),
         ({"no_repeat_ngram": 1.5}, "no_repeat_ngram is 1.5; it must be a whole number"),
-        ({"forbidden": (-3,)}, r"forbidden is \(-3,\); it must be ids"),
-        ({"forbidden": (40,), "num_ids": 32}, r"forbidden is \(40,\); it must be ids below 32"),
+        ({"forbidden_ids": (-3,)}, r"forbidden_ids is \(-3,\); it must be ids"),
+        ({"forbidden_ids": (40,), "num_ids": 32}, r"forbidden_ids is \(40,\); it must be ids below 32"),
         ({"top_k": 2**32 + 1}, "top_k is 4294967297; it must be a whole number below"),
-        ({"forbidden": (0, 1, 2), "num_ids": 3}, "forbidden holds all of the 3 ids"),
+        ({"forbidden_ids": (0, 1, 2), "num_ids": 3}, "forbidden_ids holds all of the 3 ids"),
     ],
 )
 def test_settings_out_of_range(settings, message):

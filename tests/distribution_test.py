@@ -141,7 +141,7 @@ CASES = [
     (2, "other", {"top_p": 0.6}),
     (4, "near", {"temperature": 0.5, "top_k": 3, "top_p": 0.7}),
     (3, "cold", {"min_length": 2}),
-    (2, "copying", {"forbidden": (3,)}),
+    (2, "copying", {"forbidden_ids": (3,)}),
     (4, "fewer", {"no_repeat_ngram": 2, "min_length": 1}),
 ]
 _SIGNIFICANCE = 1e-3 / (len(RULES) * 2 * len(CASES))  # Bonferroni

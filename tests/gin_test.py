@@ -130,6 +130,10 @@ def test_flags_override_files_and_later_flags_earlier_ones():
     assert (settings.gamma, settings.top_k, settings.top_p) == (6, 3, 0.5)
 
 
+def test_ids_may_be_a_list():
+    assert configure("configs/demo_ende.gin", bindings=["FORBIDDEN_IDS=[3, 4]"])[1].forbidden_ids == (3, 4)
+
+
 def test_macros_of_a_users_own(tmp_path):
     file = tmp_path / "mine.gin"
     file.write_text("include 'configs/demo_ende.gin'\nLONG = 7\nGAMMA = %LONG\nTASK_PREFIX = 'not a %MACRO: '\n")

@@ -56,23 +56,23 @@ CONFIGURATION = {
     "start_id": st.sampled_from([0, 2]),
     "max_length": st.sampled_from([1, 2, 5, 8]),
     "eos_ids": st.sampled_from([(), (1,), (0, 2)]),
-    "forbidden": st.sampled_from([(), (0,)]),
+    "forbidden_ids": st.sampled_from([(), (0,)]),
     "closeness": st.sampled_from([0.05, 0.5]),
     "seed": st.integers(0, 1000),
     "rows": st.lists(ROW, min_size=1, max_size=3),
 }
 
 
-def check(rule, gamma, vocab, start_id, max_length, eos_ids, forbidden, closeness, seed, rows):
+def check(rule, gamma, vocab, start_id, max_length, eos_ids, forbidden_ids, closeness, seed, rows):
     model = tiny.model(vocab=vocab, start_id=start_id)
     target_params = tiny.params(model, seed % 7, 2.0)
     draft_params = tiny.nudged(target_params, closeness, seed % 5)
     if vocab == 3:  # so few ids that the rules together might leave none
-        forbidden, rows = (), [{**row, "no_repeat_ngram": 0, "min_length": 0} for row in rows]
-    rows = [reference.Row(**row, forbidden=forbidden) for row in rows]
+        forbidden_ids, rows = (), [{**row, "no_repeat_ngram": 0, "min_length": 0} for row in rows]
+    rows = [reference.Row(**row, forbidden_ids=forbidden_ids) for row in rows]
     encoder_tokens = tiny.encoder_inputs(len(rows), 5, vocab, seed)
     per_row = {
-        name: [getattr(row, name) for row in rows] for name in rows[0].__dataclass_fields__ if name != "forbidden"
+        name: [getattr(row, name) for row in rows] for name in rows[0].__dataclass_fields__ if name != "forbidden_ids"
     }
     seeds = [seed + 31 * i for i in range(len(rows))]
     result = speculative_decode(
@@ -83,7 +83,7 @@ def check(rule, gamma, vocab, start_id, max_length, eos_ids, forbidden, closenes
         Inputs(encoder_tokens),
         gamma=gamma,
         max_length=max_length,
-        sampling=make_sampling(len(rows), **per_row, forbidden=forbidden),
+        sampling=make_sampling(len(rows), **per_row, forbidden_ids=forbidden_ids),
         seeds=jnp.asarray(seeds, jnp.int32),
         eos_ids=eos_ids,
         rule=RULES[rule],

@@ -25,7 +25,7 @@ class Row:
     top_p: float = 1.0
     min_p: float = 0.0
     min_length: int = 0
-    forbidden: tuple[int, ...] = ()
+    forbidden_ids: tuple[int, ...] = ()
     repetition_penalty: float = 1.0
     no_repeat_ngram: int = 0
 
@@ -44,7 +44,7 @@ def standardize(logits: np.ndarray, history: list[int], row: Row, eos_ids: tuple
                 logits[token] = -np.inf
     if len(history) - 1 < row.min_length:
         logits[list(eos_ids)] = -np.inf
-    logits[list(row.forbidden)] = -np.inf
+    logits[list(row.forbidden_ids)] = -np.inf
     if row.temperature < 1e-4:
         return np.eye(vocab)[np.argmax(logits)]
     p = np.exp((logits - logits.max()) / np.float64(np.float32(row.temperature)))

@@ -133,11 +133,11 @@ def test_axes_of_every_parameter():
 
 
 def test_axes_of_a_batch():
-    tree = (Inputs(jnp.ones((2, 3), jnp.int32)), jnp.arange(2), make_sampling(2, forbidden=(3, 4), num_ids=9))
+    tree = (Inputs(jnp.ones((2, 3), jnp.int32)), jnp.arange(2), make_sampling(2, forbidden_ids=(3, 4), num_ids=9))
     inputs, seeds, sampling = sharding.row_axes(tree)
     assert inputs.encoder_tokens == PartitionSpec("batch", None) and seeds == PartitionSpec("batch")
     assert sampling.temperature == PartitionSpec("batch")
-    assert sampling.forbidden == sampling.num_ids == PartitionSpec()
+    assert sampling.forbidden_ids == sampling.num_ids == PartitionSpec()
 
 
 def test_meshes_that_do_not_fit():
