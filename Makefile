@@ -6,7 +6,7 @@ BIN = $(VENV)/bin
 CORE = $(VENV)/.core-installed
 TESTS = $(VENV)/.$(EXTRAS)-installed
 
-.PHONY: demo test test-slow lint types format clean
+.PHONY: demo test test-slow test-t5x lint types format clean
 
 demo: $(CORE)
 	$(BIN)/specdec demo
@@ -16,6 +16,10 @@ test: $(TESTS)
 
 test-slow: $(TESTS)
 	XLA_FLAGS= $(BIN)/python -m pytest -m slow
+
+test-t5x: # with VENV=, an environment that has t5x, which is not on PyPI: see scripts/t5x/setup_tpu_vm.sh
+	$(BIN)/python -c 'import t5x'
+	$(BIN)/python -m pytest -m t5x
 
 lint: $(TESTS)
 	$(BIN)/ruff check .

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from t5x_gin_parser import read_command, run, write_stand_ins
 
 from specdec_jax import cli
 
@@ -23,12 +24,13 @@ def commands() -> list[str]:
 
 
 SPECDEC = [line for line in commands() if line.startswith("specdec ")]
+T5X = [line for line in commands() if line.startswith("python -m t5x")]
 MAKE = [line for line in commands() if line.startswith("make ")]
 
 
 def test_every_command_is_of_a_kind_that_is_tested():
     assert len(SPECDEC) >= 5 and MAKE == ["make demo", "make test"]
-    assert sorted(SPECDEC + MAKE) == sorted(commands())
+    assert sorted(SPECDEC + MAKE + T5X) == sorted(commands()) and len(T5X) == 1
     assert len(README.splitlines()) < 150
 
 
@@ -49,9 +51,15 @@ def test_command(line, monkeypatch, capsys):
         assert captured.out.strip() == "BLUE"
 
 
-@pytest.mark.parametrize("line", [*MAKE, "make test-slow", "make lint types", "make format"])
+@pytest.mark.parametrize("line", [*MAKE, "make test-slow", "make lint types", "make format", "make test-t5x"])
 def test_make_knows_the_target(line):
     subprocess.run([*line.split(), "--dry-run"], cwd=ROOT, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("line", T5X)
+def test_launch_of_t5x_parses(line, tmp_path):
+    (found,) = run([read_command(shlex.split(line)[1:])], write_stand_ins(tmp_path))
+    assert "error" not in found and found["macros"]["DRAFT_CHECKPOINT_PATH"] in line
 
 
 def test_python_example(monkeypatch, capsys):

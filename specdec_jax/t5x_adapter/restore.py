@@ -45,8 +45,8 @@ def restore_draft(
     expected = target_state.get("flax_mutables", {}).get(DRAFT)
     if expected is None:
         raise ValueError(
-            "restore_draft is bound and the model has no draft; bind MODEL = "
-            "@t5x_adapter.SpeculativeEncoderDecoderModel(), as gin/t5x/speculative.gin does."
+            "restore_draft is bound and the model has no draft; give the draft's gin file last, behind the model's, so "
+            "that MODEL is @t5x_adapter.SpeculativeEncoderDecoderModel()."
         )
     try:
         params = t5x.load_params(path, dtype=None if dtype is None else jnp.dtype(dtype), expected=expected)
