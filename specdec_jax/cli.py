@@ -111,7 +111,7 @@ def _checked(options: type[_Options], values: Mapping[str, Any]) -> _Options:
         value = values[field.name]
         if field.type in (float, float | None) and type(value) is int:
             value = float(value) if abs(value) < 2**63 else math.inf if value > 0 else -math.inf
-        if field.type is tuple and isinstance(value, list):
+        if field.type in (tuple, tuple | None) and isinstance(value, list):
             value = tuple(value)
         kind: Any = field.type
         if not isinstance(value, kind) or isinstance(value, bool):

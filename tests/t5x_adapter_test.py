@@ -2,7 +2,6 @@
 
 import functools
 import types
-from unittest import mock
 
 import gin
 import jax
@@ -10,11 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.linen.partitioning import AxisMetadata, get_axis_names
+from jax.sharding import AbstractMesh
 from mini_pair import DRAFT, FIXTURES
 
 from specdec_jax.checkpoints.t5x import CheckpointError, load_params
 from specdec_jax.models.t5 import T5, T5Config
-from specdec_jax.results import empty_result
+from specdec_jax.results import FinishReason, empty_result
+from specdec_jax.sharding import RULES, Sharded, replicated
 from specdec_jax.t5x_adapter import batches, metrics, network
 from specdec_jax.t5x_adapter.restore import restore_draft
 from specdec_jax.t5x_adapter.settings import DecodeSettings, read_settings
@@ -22,6 +23,11 @@ from specdec_jax.t5x_adapter.settings import DecodeSettings, read_settings
 
 def temperature_sample(inputs, temperature=1.0, topk=1, topp=0.0, state_callback_fn=None):
     raise AssertionError("only its bindings are of interest")
+
+
+@gin.register(module="stand_in")
+def holder(decode_fn):
+    raise AssertionError("only its binding is of interest")
 
 
 def beam_search(inputs):
@@ -38,7 +44,7 @@ def wrapped():
 
 
 def test_settings_are_t5xs_defaults():
-    assert read_settings(temperature_sample) == DecodeSettings(1.0, 1, 0.0, None, True)
+    assert read_settings(temperature_sample) == DecodeSettings(1.0, 1, 0.0, None, None, True)
 
 
 def test_settings_are_what_gin_bound(wrapped):
@@ -49,7 +55,23 @@ def test_settings_are_what_gin_bound(wrapped):
     assert read_settings(wrapped, {"temperature": 2.0}).temperature == 2.0
 
 
-def test_what_cannot_be_honoured_is_refused():
+def test_what_t5x_overwrites_itself_is_left_alone():
+    assert read_settings(functools.partial(temperature_sample, num_decodes=4, eos_id=7)) == DecodeSettings()
+
+
+def test_steps_have_limits():
+    assert DecodeSettings().most_steps(9) == 9 and DecodeSettings(max_decode_steps=4).most_steps(9) == 4
+    assert DecodeSettings(max_decode_steps=4, max_decode_steps_hard_limit=3).most_steps(9) == 3
+    for steps in (0, -1, 10):
+        with pytest.raises(ValueError, match=f"max_decode_steps is {steps}; it must be 1 to 9"):
+            DecodeSettings(max_decode_steps=steps).most_steps(9)
+
+
+def test_what_cannot_be_honoured_is_refused(wrapped):
+    with gin.unlock_config():
+        gin.parse_config("holder.decode_fn = @scope/stand_in.temperature_sample")
+    with pytest.raises(ValueError, match="in a scope, or wrapped by another function"):
+        read_settings(gin.get_bindings("holder")["decode_fn"])
     with pytest.raises(ValueError, match="decode_fn is beam_search; .* bind decode_fn = @decoding.temperature_sample"):
         read_settings(beam_search)
     with pytest.raises(ValueError, match="state_callback_fn is .* cannot honour it"):
@@ -58,7 +80,7 @@ def test_what_cannot_be_honoured_is_refused():
         read_settings(temperature_sample, {"beam_size": 4})
 
 
-@pytest.mark.parametrize("settings", [DecodeSettings(), DecodeSettings(temperature=0.0, topk=0, topp=0.9)])
+@pytest.mark.parametrize("settings", [DecodeSettings(), DecodeSettings(temperature=1e-4, topk=0, topp=0.9)])
 def test_greedy_settings_build_no_probabilities(settings):
     assert settings.sampling(2, 1, 259).temperature is None
 
@@ -81,7 +103,7 @@ def test_prompt_ends_at_its_first_end_or_padding():
     decoder_input = jnp.array([[0, 5, 6, 1, 0], [0, 7, 0, 8, 0], [0, 5, 1, 6, 7], [0, 0, 0, 0, 0]])
     prompt = batches.read_prompt(decoder_input, 1)
     np.testing.assert_array_equal(prompt, [[5, 6, 0, 0], [7, 0, 0, 0], [5, 0, 0, 0], [0, 0, 0, 0]])
-    np.testing.assert_array_equal(batches.limits(prompt, 4, 5, None), [3, 4, 4, 5])
+    np.testing.assert_array_equal(batches.limits(prompt, 4, 5, 5), [3, 4, 4, 5])
     np.testing.assert_array_equal(batches.limits(prompt, 4, 5, 4), [3, 4, 4, 4])
     np.testing.assert_array_equal(batches.limits(None, 2, 5, 2), [2, 2])
 
@@ -101,6 +123,19 @@ def test_results_are_sorted_and_start_with_their_prompt():
     np.testing.assert_array_equal(aux["num_tokens"], [[2, 3], [2, 2]])
     _, aux = batches.read_result(result, None, 2, True)
     np.testing.assert_allclose(aux["scores"], [[-0.5, -0.1], [-0.3, -0.2]])
+
+
+def test_nan_is_never_the_best_and_scores_are_numbers():
+    result = empty_result(2, 2, 1, exact=jnp.bool_(False))
+    result = result._replace(
+        tokens=jnp.array([[0, 0], [7, 1]]),
+        finish_reason=jnp.array([FinishReason.NAN, FinishReason.EOS]),
+        standardized_scores=jnp.array([[0.0, 0.0], [-jnp.inf, -1.0]]),
+    )
+    tokens, aux = batches.read_result(result, None, 2, True)
+    np.testing.assert_array_equal(tokens[0], [[0, 0], [7, 1]])
+    np.testing.assert_allclose(aux["scores"], [[0.0, -1e7 - 1]])
+    np.testing.assert_array_equal(aux["finish_reason"], [[FinishReason.NAN, FinishReason.EOS]])
 
 
 def test_seeds_depend_on_the_key_and_on_the_seed():
@@ -128,6 +163,8 @@ def test_networks_of_t5x():
         network.to_t5(types.SimpleNamespace(config=config(float32_attention_logits=True)), "draft_module")
     with pytest.raises(ValueError, match="module scans its layers"):
         network.to_t5(types.SimpleNamespace(config=config(), scan_layers=True), "module")
+    with pytest.raises(ValueError, match="module's config has scale_attn, which T5 has not"):
+        network.to_t5(types.SimpleNamespace(config=config(scale_attn=True)), "module")
     with pytest.raises(ValueError, match=r"module is a SimpleNamespace without config\.vocab_size"):
         network.to_t5(types.SimpleNamespace(), "module")
 
@@ -136,14 +173,15 @@ def test_networks_of_t5x():
 def test_draft_that_does_not_divide_the_mesh_is_whole_on_every_device(heads, divides, caplog):
     axes = {"attention": {"kernel_axes": AxisMetadata(("embed", "joined_kv"))}, "scale_axes": AxisMetadata(("embed",))}
     draft = network.to_t5(types.SimpleNamespace(config=config(num_heads=heads)), "draft_module")
-    with mock.patch.object(jax, "device_count", lambda: 4):
-        placement = network.Placement()
-        names = get_axis_names(placement.axes_of_draft(draft, axes))
+    mesh = AbstractMesh((2, 4), ("data", "model"))
+    placement = network.Placement(types.SimpleNamespace(mesh=mesh, logical_axis_rules=list(RULES)), draft)
+    names = get_axis_names(placement.axes_of_draft(axes))
     assert placement.draft_is_whole == (not divides)
     assert tuple(names["attention"]["kernel"]) == (("embed", "joined_kv") if divides else (None, None))
     assert tuple(names["scale"]) == (("embed",) if divides else (None,))
     assert ("whole on every device: heads is 6, not a multiple of the 4 devices" in caplog.text) == (not divides)
-    assert placement.draft(draft) is draft, "there is no mesh"
+    assert placement.draft(draft) == Sharded(draft, mesh, RULES if divides else replicated(RULES))
+    assert network.Placement(None, draft).draft(draft) is draft
 
 
 def test_restored_state_holds_the_draft():
@@ -175,6 +213,7 @@ def test_wrong_drafts_are_refused():
 def test_metrics_weigh_rows_by_their_trials():
     aux = {"alpha": [1.0, 0.5], "trials": [1, 3], "accepted": [1, 1], "drafted": [4, 8], "num_target_calls": [1, 2]}
     found = metrics.speculation([], [], aux | {"num_tokens": [2, 4]})
+    assert metrics.speculation([], [], {"scores": [-1.0]}) == {}, "a model without a draft"
     assert found == {
         "speculation/alpha": 2.5 / 4,
         "speculation/accepted_fraction": 2 / 12,

@@ -92,7 +92,7 @@ def launches():
         *values("DRAFT_CHECKPOINT_PATH", *required(INFER)),
         "DROPOUT_RATE = 0.0",
     )
-    flag = "infer.train_state_initializer_cls = %TRAIN_STATE_INITIALIZER"
+    flag = "partitioning.PjitPartitioner.num_partitions = 2"
     return {**found, "own": own, "own, partitioned": {**own, "bindings": [*own["bindings"], flag]}}
 
 
@@ -130,32 +130,35 @@ def test_a_draft_has_the_sizes_of_its_name_and_the_target_keeps_its_own(name, pa
 
 
 @pytest.mark.parametrize("name", DECODING_RUNS)
-def test_a_draft_changes_the_model_its_checkpoint_and_its_placement_alone(name, parsed):
+def test_a_draft_changes_the_model_and_its_checkpoint_alone(name, parsed):
     plain, drafted = (copy.deepcopy(parsed[f"{size} {name}"]["given"]) for size in (XXL, DRAFT))
-    assert plain.pop("train_state_initializer_cls") != drafted.pop("train_state_initializer_cls")
     restore, added = plain["restore_checkpoint_cfg"], drafted["restore_checkpoint_cfg"].pop("state_transformation_fns")
     assert restore.pop("state_transformation_fns") is None and restore["dtype"] == "bfloat16"
     assert added == [{"name": "restore_draft", "bound": {"path": "d", "dtype": "bfloat16"}}]
     speculation = {"gamma": 4, "rule": None, "lenience": 1.0, "draft_temperature": None, "seed": 0}
+    speculation["prompt_with_targets"] = False
     before, after = plain.pop("model"), drafted.pop("model")
     for given in (plain, drafted):
         given["dataset_cfg"].pop("mixture_or_task_name")  # of a text file: its vocabularies come from the model
     assert plain == drafted
     assert after.pop("draft_module") and after.items() >= speculation.items()
-    for key in ["class", "drafter", *speculation]:
+    assert after.pop("partitioner") == drafted["partitioner"]
+    assert after.pop("drafter")["name"] == "specdec_jax.drafters.model.ModelDrafter"
+    for key in ["class", *speculation]:
         after.pop(key)
     assert before.pop("class") == "EncoderDecoderModel" and before == after
-    assert after["decode_fn"]["bound"] == {"temperature": 0.0, "topk": 0, "topp": 0.0}
+    assert after["decode_fn"]["bound"] == {"temperature": 0.0, "topk": 0, "topp": 0.0, "rescale_log_probs": False}
     assert after["default_decoder_params"]["num_decodes"] == 1
 
 
 def test_a_users_own_launch_keeps_its_settings(parsed):
-    for name, initializer in (("own", None), ("own, partitioned", "specdec_jax.t5x_adapter.TrainStateInitializer")):
+    for name, partitions in (("own", 1), ("own, partitioned", 2)):
         given = parsed[name]["given"]
         assert given["model"]["class"] == "SpeculativeEncoderDecoderModel"
         assert given["model"]["decode_fn"] == {"name": "temperature_sample", "bound": {}}
         assert given["model"]["loss_normalizing_factor"] is None and given["mode"] == "predict"
-        assert initializer == (given["train_state_initializer_cls"] or {}).get("name")
+        assert given["partitioner"] == given["model"]["partitioner"]
+        assert given["partitioner"]["num_partitions"] == partitions
 
 
 def test_text_files_become_a_task_with_the_models_vocabularies(parsed):

@@ -20,7 +20,6 @@ from specdec_jax.models.t5 import T5, T5Config
 from specdec_jax.t5x_adapter import (
     SpeculativeEncoderDecoderModel,
     SpeculativeInteractiveModel,
-    TrainStateInitializer,
     restore_draft,
 )
 
@@ -165,6 +164,22 @@ def test_scores_of_given_targets_are_the_stock_models():
     np.testing.assert_array_equal(score, jax.jit(make(stock=True).score_batch)(weights(TARGET), batch()))
 
 
+def test_each_input_may_have_a_temperature_of_its_own():
+    model = make(decode_fn=sampling(temperature=np.array([0.0, 6.0, 0.0, 6.0])))
+    tokens, greedy = predict(model)[0], predict(make())[0]
+    assert (tokens[::2] == greedy[::2]).all() and (tokens[1::2] != greedy[1::2]).any(axis=1).all()
+
+
+def test_losses_are_the_targets_and_training_leaves_the_draft_as_it_is():
+    model, stock = make(), make(stock=True)
+    mutables = {"draft": weights(DRAFT)}
+    loss, (metrics, after) = model.loss_fn(weights(TARGET), batch(), None, mutables)
+    expected, theirs = stock.loss_fn(weights(TARGET), batch(), None)
+    assert float(loss) == float(expected) and after is mutables and metrics.keys() == theirs.keys()
+    assert float(model.eval_fn(weights(TARGET), batch(), mutables)[0]) == float(expected)
+    assert float(model.loss_fn(weights(TARGET), batch(), None)[0]) == float(expected)
+
+
 def test_what_cannot_be_is_refused_before_anything_is_read():
     with pytest.raises(ValueError, match="the draft's vocab_size is 512 and the target's 384"):
         make(draft_module=draft_module(vocab_size=512))
@@ -176,16 +191,23 @@ def test_what_cannot_be_is_refused_before_anything_is_read():
         make(rule="blocks")
     with pytest.raises(ValueError, match="gamma is -1"):
         make(gamma=-1)
+    for seed in (-1, 2**32, "0"):
+        with pytest.raises(ValueError, match=f"seed is {seed!r}"):
+            make(seed=seed)
+    with pytest.raises(ValueError, match="gamma is '4'"):
+        make(gamma="4")
+    with pytest.raises(ValueError, match=r"temperature is -1\.0"):
+        make(draft_temperature=-1.0)
+    with pytest.raises(ValueError, match="num_decodes is 0"):
+        make(default_decoder_params=models.DecoderParams(num_decodes=0))
+    with pytest.raises(ValueError, match="max_decode_steps is 99; it must be 1 to 24"):
+        predict(make(decode_fn=sampling(max_decode_steps=99)))
+    with pytest.raises(ValueError, match="temperature is traced"):
+        jax.jit(lambda t: predict(make(), decoder_params={"temperature": t}))(1.0)
     with pytest.raises(ValueError, match=r"lenience is 0\.5"):
         make(rule="block", lenience=0.5)
     with pytest.raises(ValueError, match=r"flax_mutables has no 'draft'; .*restore_draft"):
         make().predict_batch_with_aux(weights(TARGET), batch())
-
-
-def initializer(model, partitions=1):
-    shapes = {name: (4, LENGTH) for name in ("encoder_input_tokens", "decoder_input_tokens")}
-    partitioner = partitioning.PjitPartitioner(num_partitions=partitions)
-    return TrainStateInitializer(None, model.get_initial_variables, shapes, partitioner), partitioner
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -196,7 +218,9 @@ def test_restores(tmp_path, target, draft, dtype):
     for which, kind in (("mini_target", target), ("mini_draft", draft)):
         shutil.copytree(FIXTURES / which / kind, tmp_path / which)
         paths[which] = str(tmp_path / which / "checkpoint_1500")
-    init, partitioner = initializer(make())
+    model = make()
+    model.optimizer_def = None
+    init, partitioner = train_state_initializer(model)
     config = utils.RestoreCheckpointConfig(
         path=paths["mini_target"],
         mode="specific",
@@ -242,7 +266,7 @@ def test_interactive_model(tmp_path):
     path = with_optimizer(tmp_path, module(), weights(TARGET))
     with jax.default_prng_impl(jax.config.jax_default_prng_impl):  # it changes that
         model = SpeculativeInteractiveModel(
-            model=make(),
+            model=make(partitioner=partitioner),
             partitioner=partitioner,
             draft_checkpoint_path=DRAFT,
             dtype="float32",

@@ -8,7 +8,8 @@
 # TASK: ende, cnn_dailymail. TARGET, DRAFT: sizes that finetune.sh trained; none: t5x's own decoder. OUTPUT, a local
 # folder, gets t5x's results and config.gin, infer.log, and seconds: the whole launch's, start and compilation included.
 # STEP: of the checkpoints (1020000). ONE_CHIP=1: one chip of the host alone, as in the paper.
-# On several hosts: the same command on each, without ONE_CHIP; the first host's OUTPUT has the results.
+# Several hosts, not tried: the same command on each, without ONE_CHIP; the TPU runtime has to join them, since t5x.infer
+# has no flag for it. The first host's OUTPUT has the results.
 set -euo pipefail
 usage='usage: MODELS=gs://bucket/models infer.sh TASK TARGET DRAFT TEMPERATURE GAMMA OUTPUT'
 task=${1:?$usage} target=${2:?$usage} draft=${3:?$usage} temperature=${4:?$usage} gamma=${5:?$usage} output=${6:?$usage}

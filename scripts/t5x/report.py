@@ -86,10 +86,7 @@ def row(run: Run, plain: Run | None) -> list[str]:
 
 if __name__ == "__main__":
     try:
-        runs = sorted(
-            map(read_run, map(pathlib.Path, sys.argv[1:])),
-            key=lambda run: (run[:2], run.draft != "none", int(run.gamma)),
-        )
+        runs = [read_run(pathlib.Path(folder)) for folder in sys.argv[1:]]
     except (ValueError, KeyError, OSError) as error:
         sys.exit(f"error: {error}")
     runs.sort(key=lambda run: (run[:2], run.draft != "none", int(run.gamma)))

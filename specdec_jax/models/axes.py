@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from jax.sharding import PartitionSpec
 
-from specdec_jax.models.layers import TRANSPOSED
+from specdec_jax.models.layers import SLOT_AXES, TRANSPOSED
 from specdec_jax.models.t5_config import T5Config
 from specdec_jax.types import Params
 
@@ -26,7 +26,7 @@ _KERNELS = {
     "logits_dense": ("embed", "vocab"),
 }
 _OTHERS = {"embedding": ("vocab", "embed"), "scale": ("embed",), "rel_embedding": ("heads", "relpos_buckets")}
-_ACTIVATIONS = (("batch", "length", "embed"), ("batch", "length", "mlp"), ("batch", "heads", "length", "kv"))
+_ACTIVATIONS = (("batch", "length", "embed"), ("batch", "length", "mlp"), SLOT_AXES)
 
 ARRAYS: frozenset[tuple[str, ...]] = frozenset({*_KERNELS.values(), *_OTHERS.values(), *_ACTIVATIONS})
 """Every combination of axes that an array has, for checking a mesh before anything is placed on it."""

@@ -323,8 +323,8 @@ class T5:
         mistaken for each other. Elsewhere they stay as they are. Weights that are on devices already, split or not,
         stay there. It may be called inside a jit.
         """
-        if jax.default_backend() != "cpu":
-            return jax.device_put(params)
+        if jax.default_backend() != "cpu":  # arrays of a mesh that spans processes cannot be put anywhere
+            return jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x), params)
 
         def transpose(tree: Params) -> Params:
             if not isinstance(tree, Mapping):

@@ -15,12 +15,10 @@ if TYPE_CHECKING:
     from specdec_jax.t5x_adapter.model import SpeculativeEncoderDecoderModel
     from specdec_jax.t5x_adapter.restore import restore_draft
     from specdec_jax.t5x_adapter.tasks import text_file_task
-    from specdec_jax.t5x_adapter.train_state import TrainStateInitializer
 
 _MODULE_OF = {
     "SpeculativeEncoderDecoderModel": "model",
     "SpeculativeInteractiveModel": "interactive",
-    "TrainStateInitializer": "train_state",
     "restore_draft": "restore",
     "speculation": "metrics",
     "text_file_task": "tasks",
@@ -29,7 +27,6 @@ _MODULE_OF = {
 __all__ = [
     "SpeculativeEncoderDecoderModel",
     "SpeculativeInteractiveModel",
-    "TrainStateInitializer",
     "restore_draft",
     "speculation",
     "text_file_task",

@@ -4,7 +4,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int32
 
-from specdec_jax.results import DecodingResult
+from specdec_jax.results import DecodingResult, FinishReason
+
+_LEAST = -1e7
 
 
 def choose_rng(rng: Array | None, decode_rng: Array | None) -> Array:
@@ -16,7 +18,11 @@ def choose_rng(rng: Array | None, decode_rng: Array | None) -> Array:
 
 
 def seeds(rng: Array, seed: int, rows: int) -> Int32[Array, " rows"]:
-    """A seed for each row: of this batch's key, which is the same in every launch, and the user's own seed."""
+    """A seed for each row: of this batch's key, which is the same in every launch, and the user's own seed.
+
+    t5x tells a row's place in its batch, not which input it is. So a sample comes again only with the same batch size,
+    the same chunks and the same number of hosts; and launches of other shards of a task need seeds of their own.
+    """
     bits = jax.random.bits(jax.random.fold_in(rng, seed), (rows,), jnp.uint32)
     return (bits >> 1).astype(jnp.int32)
 
@@ -43,17 +49,20 @@ def prompt_lengths(prompt: Int32[Array, "rows prefix"] | None, rows: int) -> Int
 
 
 def limits(
-    prompt: Int32[Array, "rows prefix"] | None, rows: int, length: int, max_decode_steps: int | None
+    prompt: Int32[Array, "rows prefix"] | None, rows: int, length: int, most_steps: int
 ) -> Int32[Array, " rows"]:
     """Tokens that each row may emit: prompt and output together fill `length`."""
-    room = length - prompt_lengths(prompt, rows)
-    return room if max_decode_steps is None else jnp.minimum(room, max_decode_steps)
+    return jnp.minimum(length - prompt_lengths(prompt, rows), most_steps)
 
 
 def read_result(
     result: DecodingResult, prompt: Int32[Array, "rows prefix"] | None, num_decodes: int, rescale_log_probs: bool
 ) -> tuple[Int32[Array, "batch num_decodes length"], dict[str, Array]]:
-    """Tokens, with the prompt before them, and what is told of them, both sorted by score, the best last."""
+    """Tokens, with the prompt before them, and what is told of them, both sorted by score, the best last.
+
+    Rows that ended at NaN are first, whatever their scores. A token that lenience let pass where it has probability 0
+    counts as -1e7, t5x's own stand-in for minus infinity, which JSON does not know.
+    """
     rows, length = result.tokens.shape
     tokens = result.tokens
     if prompt is not None:
@@ -63,15 +72,17 @@ def read_result(
         tokens = jnp.where(places < given, jnp.pad(prompt, ((0, 0), (0, 1))), emitted)
     per_token = result.standardized_scores if rescale_log_probs else result.scores
     aux = {
-        "scores": jnp.sum(per_token, axis=1),
+        "scores": jnp.sum(jnp.maximum(per_token, _LEAST), axis=1),
         "num_tokens": result.lengths,
         "num_target_calls": result.num_target_calls,
         "accepted": result.accepted,
         "drafted": result.drafted,
         "trials": result.trials,
         "alpha": result.alpha,
+        "finish_reason": result.finish_reason,
     }
     batch = rows // num_decodes
-    order = jnp.argsort(aux["scores"].reshape(batch, num_decodes), axis=1)
+    rank = jnp.where(aux["finish_reason"] == FinishReason.NAN, -jnp.inf, aux["scores"])
+    order = jnp.argsort(rank.reshape(batch, num_decodes), axis=1)
     aux = {name: jnp.take_along_axis(x.reshape(batch, num_decodes), order, axis=1) for name, x in aux.items()}
     return jnp.take_along_axis(tokens.reshape(batch, num_decodes, length), order[..., None], axis=1), aux

@@ -12,20 +12,20 @@ class SpeculativeInteractiveModel(interactive_model.InteractiveModel):
     """An InteractiveModel whose predict_with_aux decodes speculatively.
 
     InteractiveModel builds its RestoreCheckpointConfig itself and leaves no way to give it a state transformation;
-    here it is given one while it is built.
+    here it is given one while it is built, in which time the process must build no other. Like InteractiveModel it
+    reads native checkpoints of the target, with an optimizer's state; the draft's may be any.
     """
 
     def __init__(self, *, model: Any, partitioner: Any, draft_checkpoint_path: str, dtype: str | None, **kwargs: Any):
         """Restores target and draft.
 
         Args:
-          model: a SpeculativeEncoderDecoderModel.
+          model: a SpeculativeEncoderDecoderModel, with this partitioner.
           partitioner: t5x's partitioner.
           draft_checkpoint_path: the draft's checkpoint, native or Orbax.
           dtype: of the weights that are restored, target and draft.
           **kwargs: InteractiveModel's other arguments.
         """
-        model.place(partitioner)
         original = interactive_model.utils.RestoreCheckpointConfig
         transformation = functools.partial(restore_draft, path=draft_checkpoint_path, dtype=dtype)
         interactive_model.utils.RestoreCheckpointConfig = functools.partial(

@@ -16,9 +16,11 @@ def speculation(targets: Sequence[Any], predictions: Sequence[Any], aux_values: 
 
     Returns:
       alpha, the mean probability of acceptance (Corollary 3.6), over all guesses that were tested; accepted_fraction,
-      which is not alpha; tokens_per_target_call.
+      which is not alpha; tokens_per_target_call. Nothing for a model without a draft.
     """
     del targets, predictions
+    if "trials" not in aux_values:
+        return {}
     total = {name: float(np.sum(aux_values[name])) for name in ("accepted", "drafted", "trials", "num_target_calls")}
     tokens = float(np.sum(aux_values["num_tokens"]))
     beta_sum = float(np.sum(np.asarray(aux_values["alpha"]) * np.asarray(aux_values["trials"])))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import flax.core
+import numpy as np
 from jaxtyping import Array
 from t5x import decoding, models  # pyright: ignore[reportMissingImports]
 
@@ -17,15 +18,15 @@ from specdec_jax.settings import RULES
 from specdec_jax.t5x_adapter import batches
 from specdec_jax.t5x_adapter.network import Placement, to_t5
 from specdec_jax.t5x_adapter.restore import DRAFT
-from specdec_jax.t5x_adapter.settings import read_settings
+from specdec_jax.t5x_adapter.settings import DecodeSettings, read_settings
 from specdec_jax.types import Inputs, Params
 
 
 class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
     """An EncoderDecoderModel whose predictions are decoded with guesses of a draft model, from the same law.
 
-    Loss, scores and training are those of the target alone. The draft's weights live in flax_mutables["draft"], where
-    t5x initializes, shards and restores them (see `restore_draft`).
+    Loss, scores and training are those of the target alone; training leaves the draft as it is. The draft's weights
+    live in flax_mutables["draft"], where t5x initializes, shards and restores them (see `restore_draft`).
 
     What is said of `decoding.temperature_sample` in gin holds here: temperature, topk, topp, max_decode_steps and
     rescale_log_probs are read from its bindings, and num_decodes from DecoderParams.
@@ -50,6 +51,8 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
         draft_temperature: float | int | None = None,
         seed: int = 0,
         drafter: Callable[[Decoder], Any] = ModelDrafter,
+        prompt_with_targets: bool = False,
+        partitioner: Any = None,
     ):
         """Checks everything that can be checked before any weight is read.
 
@@ -73,6 +76,9 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
           draft_temperature: the draft's own temperature; None for the target's.
           seed: together with t5x's rng, which is the same in every launch, the source of all draws.
           drafter: makes what guesses out of the draft model.
+          prompt_with_targets: outputs go on from the targets that are given; each call may say otherwise.
+          partitioner: t5x's, for the mesh that both models are split over, which has to be the launch's own; None for
+            one device.
 
         Raises:
           ValueError: the models differ in their vocabulary, or a setting is out of its range.
@@ -89,16 +95,27 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
                 f"the output vocabulary has {output_vocabulary.vocab_size} ids and the models only "
                 f"{self._target.vocab_size} rows; use the vocabulary that they were trained with."
             )
-        if gamma < 0:
-            raise ValueError(f"gamma is {gamma}; it must be 1 or more, or 0 for the target alone.")
+        if input_vocabulary.vocab_size > self._target.vocab_size:
+            raise ValueError(
+                f"the input vocabulary has {input_vocabulary.vocab_size} ids and the models only "
+                f"{self._target.vocab_size} rows; use the vocabulary that they were trained with."
+            )
+        if type(gamma) is not int or not 0 <= gamma <= 1000:
+            raise ValueError(f"gamma is {gamma!r}; it must be 1 to 1000, or 0 for the target alone.")
+        if type(seed) is not int or not 0 <= seed < 2**32:
+            raise ValueError(f"seed is {seed!r}; it must be a whole number, 0 to 2**32 - 1.")
         if isinstance(rule, str) and rule not in RULES:
             raise ValueError(f"rule is {rule!r}; it must be one of {', '.join(map(repr, RULES))}, or None.")
+        if isinstance(lenience, bool) or not isinstance(lenience, float | int):
+            raise ValueError(f"lenience is {lenience!r}; it must be a number, above 0 and at most 1.")
         self._rule = verification.default_rule(lenience) if rule is None else RULES.get(rule, rule)  # pyright: ignore
         verification.check_lenience(self._rule, lenience)
-        read_settings(decode_fn).sampling(1, 1, 1)  # raises what it has to say
+        defaults = default_decoder_params or models.DecoderParams()
+        self._check_draws(read_settings(decode_fn), defaults.num_decodes, draft_temperature)
         self._gamma, self._lenience, self._seed = gamma, lenience, seed
         self._draft_temperature, self._drafter = draft_temperature, drafter
-        self.placement = Placement()
+        self._prompt_with_targets = prompt_with_targets
+        self.placement = Placement(partitioner, self._draft)
         super().__init__(
             module=module,
             input_vocabulary=input_vocabulary,
@@ -112,9 +129,13 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
             default_decoder_params=default_decoder_params,
         )
 
-    def place(self, partitioner: Any) -> None:
-        """Takes the mesh and the rules of t5x's partitioner; before get_initial_variables."""
-        self.placement = Placement(partitioner.mesh, tuple(partitioner.logical_axis_rules))
+    @staticmethod
+    def _check_draws(settings: DecodeSettings, num_decodes: int, draft_temperature: float | int | None) -> None:
+        if type(num_decodes) is not int or num_decodes < 1:
+            raise ValueError(f"num_decodes is {num_decodes!r}; it must be a whole number, 1 or more.")
+        inputs = np.size(settings.temperature)
+        for temperature in (None, draft_temperature):
+            settings.sampling(inputs, num_decodes, 1, temperature)  # raises what it has to say
 
     def get_initial_variables(
         self, rng: Array, input_shapes: Mapping[str, Any], input_types: Mapping[str, Any] | None = None
@@ -126,8 +147,19 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
         beside.module = self.draft_module
         draft = models.EncoderDecoderModel.get_initial_variables(beside, rng, input_shapes, input_types)
         variables[DRAFT] = flax.core.unfreeze(draft["params"])
-        variables[f"{DRAFT}_axes"] = self.placement.axes_of_draft(self._draft, draft["params_axes"])
+        variables[f"{DRAFT}_axes"] = self.placement.axes_of_draft(draft["params_axes"])
         return flax.core.freeze(variables)
+
+    def loss_fn(
+        self, params: Params, batch: Mapping[str, Array], dropout_rng: Array | None, flax_mutables: Any = None
+    ) -> Any:
+        """The target's loss and metrics, in the form that t5x's trainer wants for a state with flax_mutables."""
+        loss, metrics = super().loss_fn(params, batch, dropout_rng)
+        return loss, metrics if flax_mutables is None else (metrics, flax_mutables)
+
+    def eval_fn(self, params: Params, batch: Mapping[str, Array], flax_mutables: Any = None) -> Any:
+        """The target's loss and metrics."""
+        return super().loss_fn(params, batch, None)
 
     def predict_batch(
         self, params: Params, batch: Mapping[str, Array], rng: Array | None = None, flax_mutables: Any = None
@@ -143,7 +175,7 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
         decoder_params: MutableMapping[str, Any] | None = None,
         return_all_decodes: bool | None = None,
         num_decodes: int | None = None,
-        prompt_with_targets: bool = False,
+        prompt_with_targets: bool | None = None,
         flax_mutables: Any = None,
     ) -> tuple[Array, dict[str, Array]]:
         """Decodes a batch speculatively.
@@ -155,13 +187,18 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
           decoder_params: arguments of temperature_sample for this call, eos_id, or decode_rng in place of rng.
           return_all_decodes: all of num_decodes, not only the likeliest.
           num_decodes: independent outputs of each input, sorted by their score, the best one last.
-          prompt_with_targets: outputs go on from the decoder input, up to its first end or padding.
+          prompt_with_targets: outputs go on from the decoder input, up to its first end or padding; t5x would also
+            force what comes behind an end inside the prompt.
           flax_mutables: t5x passes the train state's; "draft" holds the draft's weights.
 
         Returns:
           tokens int32 [batch, length], or [batch, num_decodes, length]; and, each [batch] or [batch, num_decodes]:
-          scores (the sum of the target's log-probabilities, of the law that was sampled from unless rescale_log_probs
-          is False), num_target_calls, accepted, drafted, trials and alpha (see DecodingResult).
+          scores, the sum of the target's log-probabilities, of the law that was sampled from unless rescale_log_probs
+          is False (so 0 where it is greedy); num_tokens, the prompt's not counted; num_target_calls, accepted, drafted,
+          trials, alpha and finish_reason (see DecodingResult).
+
+        Raises:
+          ValueError: the draft's weights are missing, or a setting is out of its range.
         """
         if flax_mutables is None or DRAFT not in flax_mutables:
             raise ValueError(
@@ -173,8 +210,11 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
         all_decodes = default.return_all_decodes if return_all_decodes is None else return_all_decodes
         given = dict(decoder_params or {})
         rng = batches.choose_rng(rng, given.pop("decode_rng", None))
-        eos_id = int(given.pop("eos_id", None) or self.output_vocabulary.eos_id or 1)
+        eos_id = given.pop("eos_id", self.output_vocabulary.eos_id or 1)
         settings = read_settings(self.decode_fn, given)
+        self._check_draws(settings, num_decodes, self._draft_temperature)
+        if prompt_with_targets is None:
+            prompt_with_targets = self._prompt_with_targets
         num_inputs, length = batch["decoder_input_tokens"].shape
         num_ids, rows = self.output_vocabulary.vocab_size, num_inputs * num_decodes
 
@@ -196,7 +236,7 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
             target_params,
             inputs=inputs,
             max_length=length,
-            limits=batches.limits(inputs.prefix, rows, length, settings.max_decode_steps),
+            limits=batches.limits(inputs.prefix, rows, length, settings.most_steps(length)),
             sampling=settings.sampling(num_inputs, num_decodes, num_ids),
             seeds=batches.seeds(rng, self._seed, rows),
             eos_ids=(eos_id,),

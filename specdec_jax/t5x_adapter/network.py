@@ -1,19 +1,15 @@
 """t5x's networks as models of this package, and where their weights and caches lie."""
 
-import dataclasses
 import logging
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax.core.meta import get_global_mesh
-from flax.linen import get_logical_axis_rules
 from flax.linen.partitioning import AxisMetadata
-from jax.sharding import AbstractMesh, Mesh
 
 from specdec_jax.models.t5 import T5, T5Config
-from specdec_jax.sharding import RULES, Rules, Sharded, indivisible, replicated
+from specdec_jax.sharding import Sharded, indivisible, replicated
 
 _SAME_NAMES = (
     "vocab_size",
@@ -47,6 +43,12 @@ def to_t5(module: Any, name: str) -> T5:
         raise ValueError(
             f"{name} is a {type(module).__name__} without config.{missing[0]}; use t5x.examples.t5.network.Transformer."
         )
+    unknown = set(vars(config)) - {*_SAME_NAMES, "dropout_rate", "float32_attention_logits"}
+    if unknown:
+        raise ValueError(
+            f"{name}'s config has {', '.join(sorted(unknown))}, which T5 has not: its network may compute something "
+            "else; use t5x.examples.t5.network.Transformer."
+        )
     if getattr(config, "float32_attention_logits", False) and jnp.dtype(config.dtype) != jnp.float32:
         raise ValueError(
             f"{name}'s float32_attention_logits is True; it is not supported in {config.dtype}: unbind it."
@@ -54,45 +56,38 @@ def to_t5(module: Any, name: str) -> T5:
     return T5(T5Config(**{field: getattr(config, field) for field in _SAME_NAMES}))
 
 
-@dataclasses.dataclass
 class Placement:
     """How t5x's mesh splits the two models.
 
-    Attributes:
-      mesh: of t5x's partitioner; None where nobody told (see `TrainStateInitializer`).
-      rules: of t5x's partitioner.
-      draft_is_whole: whether the draft's weights are whole on every device.
+    t5x's networks name their axes by themselves. This package's decoder takes the mesh and the rules with the model
+    (`Sharded`), since t5x sets its mesh in a way that Flax's constraints no longer see.
     """
 
-    mesh: Mesh | None = None
-    rules: Rules = RULES
-    draft_is_whole: bool = False
-
-    def axes_of_draft(self, draft: T5, axes: Mapping[str, Any]) -> dict[str, Any]:
-        """The logical axes of the draft's weights: t5x's own, or none where the mesh does not divide the draft."""
-        # Without a mesh: whatever it will be, the parts of its model axis divide the number of devices.
-        mesh = AbstractMesh((1, jax.device_count()), ("data", "model")) if self.mesh is None else self.mesh
-        wrong = indivisible(draft.config, mesh, self.rules)
+    def __init__(self, partitioner: Any, draft: T5):
+        """Takes t5x's partitioner, or None for one device."""
+        self._mesh = None if partitioner is None else partitioner.mesh
+        self._rules = () if partitioner is None else tuple(partitioner.logical_axis_rules)
+        wrong = [] if self._mesh is None else indivisible(draft.config, self._mesh, self._rules)
         self.draft_is_whole = bool(wrong)
-        if not wrong:
+        if wrong:
+            logging.getLogger(__name__).warning(
+                "The draft is not split but whole on every device: %s.", "; ".join(map(str, wrong))
+            )
+
+    def axes_of_draft(self, axes: Mapping[str, Any]) -> dict[str, Any]:
+        """The logical axes of the draft's weights: t5x's own, or none where the mesh does not divide the draft."""
+        if not self.draft_is_whole:
             return dict(axes)
-        logging.getLogger(__name__).warning(
-            "The draft is not split but whole on every device: %s.", "; ".join(map(str, wrong))
-        )
         return jax.tree.map(lambda leaf: AxisMetadata((None,) * len(leaf.names)), dict(axes), is_leaf=_has_names)
 
     def target(self, model: T5) -> T5 | Sharded:
-        """The target on the mesh that t5x runs it on."""
-        return self._on_mesh(model, whole=False)
+        """The target on the mesh."""
+        return model if self._mesh is None else Sharded(model, self._mesh, self._rules)
 
     def draft(self, model: T5) -> T5 | Sharded:
-        """The draft on the mesh that t5x runs it on."""
-        return self._on_mesh(model, whole=self.draft_is_whole)
-
-    def _on_mesh(self, model: T5, *, whole: bool) -> T5 | Sharded:
-        mesh = get_global_mesh() if self.mesh is None else self.mesh
-        rules = get_logical_axis_rules() or self.rules
-        return model if mesh is None else Sharded(model, mesh, replicated(rules) if whole else rules)
+        """The draft on the mesh."""
+        rules = replicated(self._rules) if self.draft_is_whole else self._rules
+        return model if self._mesh is None else Sharded(model, self._mesh, rules)
 
 
 def _has_names(leaf: Any) -> bool:

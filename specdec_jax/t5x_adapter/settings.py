@@ -7,21 +7,24 @@ from typing import Any, NamedTuple
 
 import gin
 import numpy as np
+from jax.core import Tracer
 
 from specdec_jax.sampling import Sampling, make_sampling
 
-_UNSUPPORTED = ("state_callback_fn", "logit_callback_fn", "max_decode_steps_hard_limit")
-_KNOWN = ("temperature", "topk", "topp", "max_decode_steps", "rescale_log_probs", *_UNSUPPORTED)
+_UNSUPPORTED = ("state_callback_fn", "logit_callback_fn")
+_SET_BY_T5X = ("inputs", "cache", "tokens_to_logits", "eos_id", "decode_rng", "num_decodes", "cache_offset")
+"""Arguments that t5x overwrites in every call, so that binding them does nothing there either."""
 
 
 class DecodeSettings(NamedTuple):
     """temperature_sample's arguments, with t5x's defaults and meaning.
 
     Attributes:
-      temperature: one number, or one per input; up to 1e-4 is argmax.
+      temperature: one number, or one per input; up to 1e-4, that included, is argmax.
       topk: ids to keep; 1, t5x's default, is argmax; 0 keeps all.
       topp: probability to keep; 0 keeps all.
       max_decode_steps: tokens after the prompt; None for as many as fit.
+      max_decode_steps_hard_limit: where both are given, the smaller one counts.
       rescale_log_probs: scores under the distribution that was sampled from, instead of the raw one.
     """
 
@@ -29,6 +32,7 @@ class DecodeSettings(NamedTuple):
     topk: int = 1
     topp: float = 0.0
     max_decode_steps: int | None = None
+    max_decode_steps_hard_limit: int | None = None
     rescale_log_probs: bool = True
 
     def sampling(self, batch: int, num_decodes: int, num_ids: int, temperature: float | None = None) -> Sampling:
@@ -44,10 +48,25 @@ class DecodeSettings(NamedTuple):
                 f"temperature has shape {temperatures.shape}; give one number, or one for each of the {batch} inputs."
             )
         rows = np.repeat(np.broadcast_to(temperatures, (batch,)), num_decodes)
-        rows = np.where(self.topk == 1, 0.0, rows).astype(np.float32)  # the best id alone: nothing to draw
+        greedy = (rows == np.float32(1e-4)) | (self.topk == 1)  # the best id alone: nothing to draw
         return make_sampling(
-            batch * num_decodes, temperature=rows, top_k=self.topk, top_p=self.topp or 1.0, num_ids=num_ids
+            batch * num_decodes,
+            temperature=np.where(greedy, 0.0, rows),
+            top_k=self.topk,
+            top_p=self.topp or 1.0,
+            num_ids=num_ids,
         )
+
+    def most_steps(self, length: int) -> int:
+        """Tokens after the prompt at most, in outputs of this length."""
+        if self.max_decode_steps is None:
+            return length
+        if not 1 <= self.max_decode_steps <= length:
+            raise ValueError(
+                f"temperature_sample's max_decode_steps is {self.max_decode_steps}; it must be 1 to {length}, the "
+                "targets' length."
+            )
+        return min(self.max_decode_steps, self.max_decode_steps_hard_limit or length)
 
 
 def read_settings(decode_fn: Callable[..., Any], given: Mapping[str, Any] | None = None) -> DecodeSettings:
@@ -60,15 +79,18 @@ def read_settings(decode_fn: Callable[..., Any], given: Mapping[str, Any] | None
     Raises:
       ValueError: another decode function, or an argument that speculative decoding cannot honour.
     """
-    bound = {**_bindings(decode_fn), **(given or {})}
+    bound = {name: x for name, x in {**_bindings(decode_fn), **(given or {})}.items() if name not in _SET_BY_T5X}
     for name, value in bound.items():
-        if name not in _KNOWN:
-            raise ValueError(f"temperature_sample's argument {name} is not known; known are {', '.join(_KNOWN)}.")
         if name in _UNSUPPORTED and value is not None:
             raise ValueError(
                 f"temperature_sample's {name} is {value!r}; speculative decoding verifies several tokens in one call "
                 "and cannot honour it: unbind it, or decode without a draft."
             )
+        if name not in (*DecodeSettings._fields, *_UNSUPPORTED):
+            known = ", ".join(DecodeSettings._fields)
+            raise ValueError(f"temperature_sample's argument {name} is not known; known are {known}.")
+        if isinstance(value, Tracer):
+            raise ValueError(f"temperature_sample's {name} is traced; it must be known when the program is compiled.")
     return DecodeSettings(**{name: value for name, value in bound.items() if name not in _UNSUPPORTED})
 
 
@@ -83,4 +105,10 @@ def _bindings(decode_fn: Callable[..., Any]) -> dict[str, Any]:
         )
     if not hasattr(decode_fn, "__wrapped__"):  # the function itself, which gin's bindings do not reach
         return {}
-    return gin.get_bindings(decode_fn)
+    try:
+        return gin.get_bindings(decode_fn)
+    except ValueError as error:
+        raise ValueError(
+            "decode_fn is a reference to temperature_sample in a scope, or wrapped by another function; bind decode_fn "
+            "= @decoding.temperature_sample, without a scope, and its arguments likewise."
+        ) from error

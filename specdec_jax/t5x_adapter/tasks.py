@@ -32,7 +32,8 @@ def text_file_task(path: str, features: Mapping[str, Any], prefix: str = "") -> 
     def to_example(line: Any) -> dict[str, Any]:
         return {"inputs": tf.strings.join([prefix, line]), "targets": ""}
 
-    name = "infer_" + hashlib.sha256(f"{path}\n{prefix}".encode()).hexdigest()[:10]
+    vocabularies = [repr(features[name].vocabulary) for name in sorted(features)]
+    name = "infer_" + hashlib.sha256(repr((path, prefix, vocabularies)).encode()).hexdigest()[:10]
     if name not in seqio.TaskRegistry.names():
         seqio.TaskRegistry.add(
             name,
