@@ -151,8 +151,11 @@ def _check(*, max_length: int, gamma: int, eos_ids: Sequence[int], seeds: Array,
         raise ValueError(f"eos_ids is {tuple(eos_ids)}; ids are 0 or more (give () for no EOS).")
     if seeds.ndim != 1:
         raise ValueError(f"seeds has shape {seeds.shape}; give one seed for each row, shape [batch].")
-    if limits is not None and limits.shape != seeds.shape:
-        raise ValueError(f"limits has shape {limits.shape} and seeds {seeds.shape}; give one limit for each row.")
+    if limits is not None and (limits.shape != seeds.shape or not jnp.issubdtype(limits.dtype, jnp.integer)):
+        raise ValueError(
+            f"limits is {limits.dtype} of shape {limits.shape} and seeds has shape {seeds.shape}; give whole "
+            "numbers, one for each row."
+        )
 
 
 @functools.partial(jax.jit, static_argnames=("target", "drafter", "gamma", "max_length", "rule"))

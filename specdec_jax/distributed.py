@@ -67,15 +67,19 @@ def initialize(environ: Mapping[str, str] = os.environ) -> None:
         if value is not None and not value.isdecimal():
             raise ValueError(f"{name} is {value!r} in the environment; it must be a whole number.")
         told[name] = None if value is None else int(value)
+    count, number = told[COUNT], told[NUMBER]
+    if count is not None and not (count > 0 and (number is None or number < count)):
+        raise ValueError(f"{NUMBER} is {number} and {COUNT} is {count}; the number must be below the count, from 0 on.")
     address = environ.get(ADDRESS)
-    if address is not None and not address.rpartition(":")[2].isdecimal():
+    host, _, port = (address or "").rpartition(":")
+    if address is not None and not (host and port.isdecimal() and 0 < int(port) < 2**16):
         raise ValueError(f"{ADDRESS} is {address!r} in the environment; it must be host:port.")
     try:
         jax.distributed.initialize(address, told[COUNT], told[NUMBER])
     except (ValueError, RuntimeError) as error:  # JAX's own messages name its arguments
         missing = [name for name in (ADDRESS, COUNT, NUMBER) if name not in environ]
         hint = f" JAX knows no cluster here; set {', '.join(missing)} in the environment." if missing else ""
-        raise ValueError(f"--distributed cannot start: {error}{hint}") from error
+        raise ValueError(f"--distributed cannot start with {ADDRESS} {address}: {error}{hint}") from error
 
 
 def check_same(*values: object) -> None:

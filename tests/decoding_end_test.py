@@ -65,7 +65,7 @@ def test_rows_with_limits_of_their_own(drafter):
 
 
 def test_limits_of_another_shape_are_refused():
-    with pytest.raises(ValueError, match=r"limits has shape \(3,\) and seeds \(2,\)"):
+    with pytest.raises(ValueError, match=r"limits is int32 of shape \(3,\) and seeds has shape \(2,\)"):
         speculative(2, gamma=3, limits=jnp.ones((3,), jnp.int32))
 
 

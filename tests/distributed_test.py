@@ -109,8 +109,11 @@ def test_what_the_environment_has_to_say(monkeypatch):
     assert told == [("a:1", 2, 1), (None, None, None)]
     with pytest.raises(ValueError, match="^JAX_PROCESS_ID is 'x' in the environment; it must be a whole number"):
         distributed.initialize({"JAX_PROCESS_ID": "x"})
-    with pytest.raises(ValueError, match="^JAX_COORDINATOR_ADDRESS is 'host' in the environment; it must be host:port"):
-        distributed.initialize({"JAX_COORDINATOR_ADDRESS": "host"})
+    for address in ("host", ":1234", "host:99999"):
+        with pytest.raises(ValueError, match=f"^JAX_COORDINATOR_ADDRESS is '{address}' in the .* must be host:port"):
+            distributed.initialize({"JAX_COORDINATOR_ADDRESS": address})
+    with pytest.raises(ValueError, match="^JAX_PROCESS_ID is 5 and JAX_NUM_PROCESSES is 2; the number must be below"):
+        distributed.initialize({"JAX_PROCESS_ID": "5", "JAX_NUM_PROCESSES": "2"})
 
 
 def test_what_the_environment_lacks_is_named(monkeypatch):
@@ -118,7 +121,7 @@ def test_what_the_environment_lacks_is_named(monkeypatch):
         raise ValueError("Number of processes must be defined.")
 
     monkeypatch.setattr(jax.distributed, "initialize", lost)
-    with pytest.raises(ValueError, match="cannot start: .*; set JAX_NUM_PROCESSES, JAX_PROCESS_ID in the environment"):
+    with pytest.raises(ValueError, match="cannot start with .*; set JAX_NUM_PROCESSES, JAX_PROCESS_ID in the"):
         distributed.initialize({"JAX_COORDINATOR_ADDRESS": "a:1"})
 
 

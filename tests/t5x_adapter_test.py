@@ -59,6 +59,23 @@ def test_what_t5x_overwrites_itself_is_left_alone():
     assert read_settings(functools.partial(temperature_sample, num_decodes=4, eos_id=7)) == DecodeSettings()
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("temperature", -1.0, "a number, or one for each input"),
+        ("temperature", "1.0", "a number, or one for each input"),
+        ("topk", "3", "a whole number, 0"),
+        ("topk", -1, "a whole number, 0"),
+        ("topp", 2.0, "a number, 0"),
+        ("max_decode_steps", 2.5, "a whole number, or None"),
+        ("rescale_log_probs", "no", "True or False"),
+    ],
+)
+def test_settings_of_the_wrong_kind_are_named(name, value, rule):
+    with pytest.raises(ValueError, match=f"temperature_sample's {name} is {value!r}; it must be {rule}"):
+        read_settings(temperature_sample, {name: value})
+
+
 def test_steps_have_limits():
     assert DecodeSettings().most_steps(9) == 9 and DecodeSettings(max_decode_steps=4).most_steps(9) == 4
     assert DecodeSettings(max_decode_steps=4, max_decode_steps_hard_limit=3).most_steps(9) == 3
@@ -206,6 +223,10 @@ def test_wrong_drafts_are_refused():
     other = str(FIXTURES / "mini_target" / "legacy_f32" / "checkpoint_1500")
     with pytest.raises(CheckpointError, match="the draft's checkpoint: .*mini_target"):
         restore_draft({}, target_state, path=other)
+    with pytest.raises(ValueError, match="path is None; bind DRAFT_CHECKPOINT_PATH"):
+        restore_draft({}, target_state, path=None)
+    with pytest.raises(ValueError, match="dtype is 'float16'; bind DRAFT_DTYPE"):
+        restore_draft({}, target_state, path=DRAFT, dtype="float16")
     with pytest.raises(ValueError, match="the model has no draft"):
         restore_draft({}, {"target": {}}, path=DRAFT)
 

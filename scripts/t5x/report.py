@@ -2,8 +2,7 @@
 
 python scripts/t5x/report.py out/*_t0.0 out/*_t1.0
 
-Speed is t5x's own record of its chunks, without the first after each start, which compiles. It is left out where a run
-has fewer than two chunks.
+Speed is t5x's own record of its chunks, without the first after each start, which compiles.
 """
 
 import json
@@ -38,15 +37,18 @@ def read_run(directory: pathlib.Path) -> Run:
     config = (directory / "config.gin").read_text(encoding="utf-8")
     macros = dict(re.findall(r"^([A-Z_]+) = (?:\\\n\s*)?(.*)$", config, re.MULTILINE))
     files = sorted(directory.glob("*-predict_with_aux.jsonl-?????-of-?????"))
-    if not files:
-        raise ValueError(f"{directory} has no outputs of mode 'predict_with_aux': the run has not ended.")
+    if not files or len(files) != int(files[0].name[-5:]):
+        raise ValueError("not all outputs of mode 'predict_with_aux' are there: the run has not ended")
+    outputs = [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    if not all({"aux", "prediction_tokens"} <= set(one) for one in outputs):
+        raise ValueError("outputs lack aux or prediction_tokens; infer with OUTPUT_IDS = True")
     draft = macros.get("DRAFT_CHECKPOINT_PATH", "'none'").strip("'")
     return Run(
         task=macros["MIXTURE_OR_TASK_NAME"].strip("'"),
         temperature=float(macros["TEMPERATURE"]),
         draft=re.sub(r"/checkpoint_\d+/?$", "", draft).rsplit("/", 1)[-1],
         gamma=macros.get("GAMMA", "-1"),
-        outputs=[json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()],
+        outputs=outputs,
         seconds_per_input=steady_seconds((directory / "infer.log").read_text(encoding="utf-8", errors="replace")),
         launch_seconds=(directory / "seconds").read_text().strip(),
     )
@@ -85,10 +87,12 @@ def row(run: Run, plain: Run | None) -> list[str]:
 
 
 if __name__ == "__main__":
-    try:
-        runs = [read_run(pathlib.Path(folder)) for folder in sys.argv[1:]]
-    except (ValueError, KeyError, OSError) as error:
-        sys.exit(f"error: {error}")
+    runs = []
+    for folder in dict.fromkeys(sys.argv[1:]) or sys.exit("usage: report.py FOLDER ..."):
+        try:
+            runs.append(read_run(pathlib.Path(folder)))
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            sys.exit(f"error: {folder} is not what infer.sh leaves: {type(error).__name__}: {error}")
     runs.sort(key=lambda run: (run[:2], run.draft != "none", int(run.gamma)))
     without = {run[:2]: run for run in runs if run.gamma == "0"}
     for cells in (_COLUMNS.split("|"), ["---"] * 10, *(row(run, without.get(run[:2])) for run in runs)):

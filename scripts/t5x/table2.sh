@@ -10,12 +10,15 @@
 # is not repeated. RULE (token, the paper's) is how guesses are verified.
 set -euo pipefail
 output=${1:?usage: MODELS=gs://bucket/models table2.sh OUTPUT}
-: "${MODELS:?is where the checkpoints go}"
+: "${MODELS:?usage: MODELS=gs://bucket/models table2.sh OUTPUT}"
 here=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-$here/../../.venv-t5x/bin/python}
 target=${TARGET:-xxl} drafts=${DRAFTS:-small base large}
 tasks="ende cnn_dailymail"
 stages=" ${STAGES:-data finetune infer report} "
+for stage in $stages; do
+    [[ " data finetune infer report " == *" $stage "* ]] || { echo "error: STAGES has $stage; usage: see this file" >&2; exit 1; }
+done
 mkdir -p "$output"
 
 gamma() { # of the paper's Tables 2 and 4, for a task, a draft and a temperature
@@ -53,5 +56,7 @@ if [[ $stages == *" infer "* ]]; then
     done
 fi
 if [[ $stages == *" report "* ]]; then
-    "$python" "$here/report.py" "$output"/*_t?.? | tee "$output/table2.md"
+    "$python" "$here/report.py" "$output"/*_t?.? >"$output/table2.md.new"
+    mv "$output/table2.md.new" "$output/table2.md"
+    cat "$output/table2.md"
 fi

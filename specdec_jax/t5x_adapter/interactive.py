@@ -5,6 +5,7 @@ from typing import Any
 
 from t5x import interactive_model  # pyright: ignore[reportMissingImports]
 
+from specdec_jax.t5x_adapter.model import SpeculativeEncoderDecoderModel
 from specdec_jax.t5x_adapter.restore import restore_draft
 
 
@@ -26,6 +27,8 @@ class SpeculativeInteractiveModel(interactive_model.InteractiveModel):
           dtype: of the weights that are restored, target and draft.
           **kwargs: InteractiveModel's other arguments.
         """
+        if not isinstance(model, SpeculativeEncoderDecoderModel):
+            raise ValueError(f"model is a {type(model).__name__}; it must be a SpeculativeEncoderDecoderModel.")
         original = interactive_model.utils.RestoreCheckpointConfig
         transformation = functools.partial(restore_draft, path=draft_checkpoint_path, dtype=dtype)
         interactive_model.utils.RestoreCheckpointConfig = functools.partial(

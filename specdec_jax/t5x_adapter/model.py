@@ -18,7 +18,7 @@ from specdec_jax.settings import RULES
 from specdec_jax.t5x_adapter import batches
 from specdec_jax.t5x_adapter.network import Placement, to_t5
 from specdec_jax.t5x_adapter.restore import DRAFT
-from specdec_jax.t5x_adapter.settings import DecodeSettings, read_settings
+from specdec_jax.t5x_adapter.settings import DecodeSettings, is_temperature, read_settings
 from specdec_jax.types import Inputs, Params
 
 
@@ -104,7 +104,7 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
             raise ValueError(f"gamma is {gamma!r}; it must be 1 to 1000, or 0 for the target alone.")
         if type(seed) is not int or not 0 <= seed < 2**32:
             raise ValueError(f"seed is {seed!r}; it must be a whole number, 0 to 2**32 - 1.")
-        if isinstance(rule, str) and rule not in RULES:
+        if rule not in (None, *RULES) and not callable(rule):
             raise ValueError(f"rule is {rule!r}; it must be one of {', '.join(map(repr, RULES))}, or None.")
         if isinstance(lenience, bool) or not isinstance(lenience, float | int):
             raise ValueError(f"lenience is {lenience!r}; it must be a number, above 0 and at most 1.")
@@ -134,8 +134,9 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
         if type(num_decodes) is not int or num_decodes < 1:
             raise ValueError(f"num_decodes is {num_decodes!r}; it must be a whole number, 1 or more.")
         inputs = np.size(settings.temperature)
-        for temperature in (None, draft_temperature):
-            settings.sampling(inputs, num_decodes, 1, temperature)  # raises what it has to say
+        if draft_temperature is not None and not is_temperature(draft_temperature):
+            raise ValueError(f"draft_temperature is {draft_temperature!r}; it must be one number, 0 or more, or None.")
+        settings.sampling(inputs, num_decodes, 1)  # raises what it has to say
 
     def get_initial_variables(
         self, rng: Array, input_shapes: Mapping[str, Any], input_types: Mapping[str, Any] | None = None
@@ -211,6 +212,8 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
         given = dict(decoder_params or {})
         rng = batches.choose_rng(rng, given.pop("decode_rng", None))
         eos_id = given.pop("eos_id", self.output_vocabulary.eos_id or 1)
+        if type(eos_id) is not int or not 0 <= eos_id < self._target.vocab_size:
+            raise ValueError(f"eos_id is {eos_id!r}; it must be one of the models' {self._target.vocab_size} ids.")
         settings = read_settings(self.decode_fn, given)
         self._check_draws(settings, num_decodes, self._draft_temperature)
         if prompt_with_targets is None:

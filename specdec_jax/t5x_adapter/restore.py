@@ -17,7 +17,7 @@ def restore_draft(
     state: Mapping[str, Any],
     target_state: Mapping[str, Any],
     *,
-    path: str,
+    path: Any,
     dtype: str | None = None,
     is_resuming: bool = False,
 ) -> dict[str, Any]:
@@ -38,8 +38,12 @@ def restore_draft(
 
     Raises:
       CheckpointError: the checkpoint is missing, damaged, or of other sizes than the draft's module.
-      ValueError: the model has no draft.
+      ValueError: the model has no draft, or an argument is out of its range.
     """
+    if not isinstance(path, str) or not path:
+        raise ValueError(f"restore_draft's path is {path!r}; bind DRAFT_CHECKPOINT_PATH to the draft's checkpoint.")
+    if dtype not in (None, "float32", "bfloat16"):
+        raise ValueError(f"restore_draft's dtype is {dtype!r}; bind DRAFT_DTYPE to 'float32', 'bfloat16' or None.")
     if is_resuming and DRAFT in state.get("flax_mutables", {}):
         return dict(state)
     expected = target_state.get("flax_mutables", {}).get(DRAFT)

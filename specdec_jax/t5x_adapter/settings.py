@@ -9,7 +9,7 @@ import gin
 import numpy as np
 from jax.core import Tracer
 
-from specdec_jax.sampling import Sampling, make_sampling
+from specdec_jax.sampling import HOTTEST, Sampling, make_sampling
 
 _UNSUPPORTED = ("state_callback_fn", "logit_callback_fn")
 _SET_BY_T5X = ("inputs", "cache", "tokens_to_logits", "eos_id", "decode_rng", "num_decodes", "cache_offset")
@@ -91,7 +91,35 @@ def read_settings(decode_fn: Callable[..., Any], given: Mapping[str, Any] | None
             raise ValueError(f"temperature_sample's argument {name} is not known; known are {known}.")
         if isinstance(value, Tracer):
             raise ValueError(f"temperature_sample's {name} is traced; it must be known when the program is compiled.")
+        if name in _RULES:
+            is_right, rule = _RULES[name]
+            if not is_right(value):
+                raise ValueError(f"temperature_sample's {name} is {value!r}; it must be {rule}.")
     return DecodeSettings(**{name: value for name, value in bound.items() if name not in _UNSUPPORTED})
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) >= 0
+
+
+def _is_temperature(value: Any) -> bool:
+    array = np.asarray(value)
+    return array.dtype.kind in "fiu" and bool(np.all((array >= 0) & (array <= HOTTEST)))
+
+
+def is_temperature(value: Any) -> bool:
+    """Whether it is one number that may be a temperature."""
+    return np.ndim(value) == 0 and _is_temperature(value)
+
+
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "temperature": (_is_temperature, f"a number, or one for each input, each 0 to {HOTTEST:g}"),
+    "topk": (_is_count, "a whole number, 0 (all ids) or more"),
+    "topp": (lambda x: is_temperature(x) and float(x) <= 1, "a number, 0 (all ids) to 1"),
+    "max_decode_steps": (lambda x: x is None or _is_count(x), "a whole number, or None"),
+    "max_decode_steps_hard_limit": (lambda x: x is None or _is_count(x), "a whole number, or None"),
+    "rescale_log_probs": (lambda x: isinstance(x, bool), "True or False"),
+}
 
 
 def _bindings(decode_fn: Callable[..., Any]) -> dict[str, Any]:

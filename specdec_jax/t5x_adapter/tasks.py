@@ -20,14 +20,22 @@ def text_file_task(path: str, features: Mapping[str, Any], prefix: str = "") -> 
       The task's name; its split is "infer".
 
     Raises:
-      ValueError: there is no such file, or a line is empty.
+      ValueError: there is no such file, it holds nothing, or a line is empty or not UTF-8.
     """
     if not tf.io.gfile.exists(path):
         raise ValueError(f"{path}: no such file; give a text file with one input per line.")
-    with tf.io.gfile.GFile(path) as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                raise ValueError(f"{path}: line {number} is empty; every line must hold text.")
+    with tf.io.gfile.GFile(path, "rb") as file:
+        lines = file.read().splitlines()
+    if not lines:
+        raise ValueError(f"{path}: there is no line; give one input per line.")
+    for number, line in enumerate(lines, start=1):
+        try:
+            text = line.decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}: line {number} is not UTF-8; every line must be text in UTF-8.") from error
+        if not text.strip() or text.startswith("\ufeff"):
+            wrong = "starts with a byte order mark" if text.strip() else "is empty"
+            raise ValueError(f"{path}: line {number} {wrong}; every line must be text and nothing else.")
 
     def to_example(line: Any) -> dict[str, Any]:
         return {"inputs": tf.strings.join([prefix, line]), "targets": ""}
