@@ -196,7 +196,7 @@ def test_what_cannot_be_is_refused_before_anything_is_read():
             make(seed=seed)
     with pytest.raises(ValueError, match="gamma is '4'"):
         make(gamma="4")
-    with pytest.raises(ValueError, match=r"temperature is -1\.0"):
+    with pytest.raises(ValueError, match=r"draft_temperature is -1\.0"):
         make(draft_temperature=-1.0)
     with pytest.raises(ValueError, match="num_decodes is 0"):
         make(default_decoder_params=models.DecoderParams(num_decodes=0))

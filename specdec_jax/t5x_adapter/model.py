@@ -45,11 +45,11 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
         z_loss: float = 0.0,
         loss_normalizing_factor: Any = None,
         default_decoder_params: models.DecoderParams | None = None,
-        gamma: int = 4,
-        rule: str | verification.Rule | None = None,
-        lenience: float | int = 1.0,
-        draft_temperature: float | int | None = None,
-        seed: int = 0,
+        gamma: Any = 4,  # gin's values may be anything, so these are checked
+        rule: Any = None,
+        lenience: Any = 1.0,
+        draft_temperature: Any = None,
+        seed: Any = 0,
         drafter: Callable[[Decoder], Any] = ModelDrafter,
         prompt_with_targets: bool = False,
         partitioner: Any = None,
@@ -104,11 +104,12 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
             raise ValueError(f"gamma is {gamma!r}; it must be 1 to 1000, or 0 for the target alone.")
         if type(seed) is not int or not 0 <= seed < 2**32:
             raise ValueError(f"seed is {seed!r}; it must be a whole number, 0 to 2**32 - 1.")
-        if rule not in (None, *RULES) and not callable(rule):
+        if not (rule is None or callable(rule) or rule in tuple(RULES)):
             raise ValueError(f"rule is {rule!r}; it must be one of {', '.join(map(repr, RULES))}, or None.")
         if isinstance(lenience, bool) or not isinstance(lenience, float | int):
             raise ValueError(f"lenience is {lenience!r}; it must be a number, above 0 and at most 1.")
-        self._rule = verification.default_rule(lenience) if rule is None else RULES.get(rule, rule)  # pyright: ignore
+        named: Any = RULES[rule] if isinstance(rule, str) else rule
+        self._rule = verification.default_rule(lenience) if rule is None else named
         verification.check_lenience(self._rule, lenience)
         defaults = default_decoder_params or models.DecoderParams()
         self._check_draws(read_settings(decode_fn), defaults.num_decodes, draft_temperature)
@@ -130,7 +131,7 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
         )
 
     @staticmethod
-    def _check_draws(settings: DecodeSettings, num_decodes: int, draft_temperature: float | int | None) -> None:
+    def _check_draws(settings: DecodeSettings, num_decodes: Any, draft_temperature: Any) -> None:
         if type(num_decodes) is not int or num_decodes < 1:
             raise ValueError(f"num_decodes is {num_decodes!r}; it must be a whole number, 1 or more.")
         inputs = np.size(settings.temperature)
@@ -175,7 +176,7 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
         rng: Array | None = None,
         decoder_params: MutableMapping[str, Any] | None = None,
         return_all_decodes: bool | None = None,
-        num_decodes: int | None = None,
+        num_decodes: Any = None,
         prompt_with_targets: bool | None = None,
         flax_mutables: Any = None,
     ) -> tuple[Array, dict[str, Array]]:
