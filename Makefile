@@ -12,7 +12,7 @@ demo: $(CORE)
 	$(BIN)/specdec demo
 
 test: $(TESTS)
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-slow: $(TESTS)
 	XLA_FLAGS= $(BIN)/python -m pytest -m slow

@@ -15,7 +15,16 @@ from rich.table import Table
 from specdec_jax.generation import Batch, Pair, decode, decode_plainly
 from specdec_jax.models.t5 import T5
 from specdec_jax.results import DecodingResult
-from specdec_jax.sampling import GREEDY_BELOW, End, PointMass, Sampling, constrain, gumbel_noise, to_probabilities
+from specdec_jax.sampling import (
+    GREEDY_BELOW,
+    End,
+    PointMass,
+    Sampling,
+    constrain,
+    gumbel_noise,
+    row_keys,
+    to_probabilities,
+)
 from specdec_jax.settings import Settings
 from specdec_jax.sharding import Sharded, fetch
 from specdec_jax.timing import interleaved
@@ -137,7 +146,7 @@ def _margins(
     p = to_probabilities(scores, sampling)
     if not isinstance(p, PointMass):
         assert sampling.temperature is not None
-        rngs = jax.vmap(jax.random.key)(batch.seeds)
+        rngs = row_keys(batch.seeds)
         scores = jnp.log(p) + gumbel_noise(rngs, start, tokens.shape[1], target.vocab_size)
         scores = scores * jnp.maximum(sampling.temperature, GREEDY_BELOW)[:, None, None]  # in units of logits
     best = jax.lax.top_k(scores, 2)[0]

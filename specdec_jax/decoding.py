@@ -22,7 +22,7 @@ from specdec_jax.drafters.base import BlockDrafter, Drafter, DrafterState
 from specdec_jax.drafting import propose, write
 from specdec_jax.models.base import Cache, Decoder
 from specdec_jax.results import DecodingResult, FinishReason, empty_result
-from specdec_jax.sampling import GREEDY_BELOW, End, PointMass, Sampling, constrain, to_probabilities
+from specdec_jax.sampling import GREEDY_BELOW, End, PointMass, Sampling, constrain, row_keys, to_probabilities
 from specdec_jax.types import Inputs, Params
 from specdec_jax.verification import Proposal, Target
 
@@ -190,8 +190,7 @@ def decode(
     sampling, draft_sampling = sampling._replace(end=end), draft_sampling._replace(end=end)
     greedy = jnp.ones((batch,), bool) if sampling.temperature is None else sampling.temperature < GREEDY_BELOW
     most = jnp.full((batch,), max_length, jnp.int32) if limits is None else jnp.clip(limits, 0, max_length)
-    # Not JAX's default generator, which may be one whose numbers depend on the rest of the batch.
-    rngs = jax.vmap(lambda seed: jax.random.key(seed, impl="threefry2x32"))(seeds)
+    rngs = row_keys(seeds)
     scale = jnp.asarray(lenience, jnp.float32)
 
     def step(state: _State) -> _State:

@@ -324,6 +324,11 @@ class StepKeys(NamedTuple):
     noise: Float32[Array, "batch block vocab"] | None = None
 
 
+def row_keys(seeds: Int32[Array, " batch"]) -> Key[Array, " batch"]:
+    """A key for each row. Not of JAX's default generator: that may be one whose numbers depend on the whole batch."""
+    return jax.vmap(lambda seed: jax.random.key(seed, impl="threefry2x32"))(seeds)
+
+
 def uniforms(keys: StepKeys, purpose: int, num: int) -> Float32[Array, "batch num"]:
     """Uniform draws in [0, 1) for a step, float32 [batch, num]; `purpose` is DRAW, ACCEPT or EXTRA."""
     rngs = jax.vmap(jax.random.fold_in)(keys.rngs, keys.positions * _PURPOSES + purpose)

@@ -33,7 +33,7 @@ def quiet(*_):
     pass
 
 
-@pytest.mark.parametrize("rule", ["block", "coupled"])
+@pytest.mark.parametrize("rule", ["block", pytest.param("coupled", marks=pytest.mark.slow)])
 def test_a_correct_decoder_passes(pair, rule):
     settings = dataclasses.replace(SETTINGS, rule=rule)
     shares = []

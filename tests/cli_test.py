@@ -127,7 +127,7 @@ WRONG = {
     "ids text": ([*OPTIONS, "--gin.FORBIDDEN_IDS='7'", "x"], "FORBIDDEN_IDS is '7'; it must be of type tuple."),
     "a large number": ([*OPTIONS, f"--gin.TEMPERATURE={10**400}", "x"], "TEMPERATURE is inf; it must be a finite"),
     "not UTF-8": ([*OPTIONS, "a\udcff"], "input 1 is not UTF-8"),
-    "ids of text": ([*OPTIONS, "--gin.FORBIDDEN_IDS=('a',)", "x"], "FORBIDDEN_IDS is ('a',); each must be"),
+    "ids of text": ([*OPTIONS, "--gin.FORBIDDEN_IDS=('a',)", "x"], "FORBIDDEN_IDS is ('a',); it must hold ids"),
     "rule": ([*OPTIONS, "--gin.RULE='x'", "x"], "RULE is 'x'; it must be one of 'token', 'block', 'coupled'"),
     "lenience": ([*OPTIONS, "--gin.LENIENCE=0", "x"], "LENIENCE is 0.0; it must be above 0 and at most 1"),
     "a class": ([*OPTIONS, "--gin.TARGET_CONFIG=@T5Config", "x"], "it must be of type T5Config or None."),

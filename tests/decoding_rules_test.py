@@ -57,7 +57,7 @@ def test_coupled_equals_plain_decoding_with_the_same_noise(gamma, batch, drafter
         assert (np.asarray(result.accepted) == np.asarray(result.drafted)).all()
 
 
-@pytest.mark.parametrize("gamma", [0, 3])
+@pytest.mark.parametrize("gamma", [pytest.param(0, marks=pytest.mark.slow), 3])
 def test_a_prefix_is_gone_on_from_with_the_same_noise(gamma):
     """Also under rules that count from where the prefix ends, or look at it."""
     kwargs = {"temperature": 1.0, "rule": verification.coupled, "no_repeat_ngram": 2, "max_length": 8}

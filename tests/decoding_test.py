@@ -59,9 +59,9 @@ def test_plain_greedy_is_the_argmax_of_teacher_forcing():
 def test_numbers_do_not_come_from_the_default_generator():
     """t5x may switch to one whose numbers, for a batch of keys, are not those of each key alone."""
     expected = speculative(3, gamma=3, drafter="other", temperature=1.0)
-    jax.clear_caches()  # or the program compiled a moment ago would serve again
-    with jax.default_prng_impl("unsafe_rbg"):
-        same_tokens(speculative(3, gamma=3, drafter="other", temperature=1.0), expected)
+    with jax.default_prng_impl("unsafe_rbg"):  # another length, or the program compiled a moment ago would serve again
+        found = speculative(3, gamma=3, drafter="other", temperature=1.0, max_length=19)
+    np.testing.assert_array_equal(found.tokens, expected.tokens[:, :19])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.3, 1.0, 2.0])
