@@ -224,20 +224,19 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
 
         prompt = batches.read_prompt(batch["decoder_input_tokens"], eos_id) if prompt_with_targets else None
         inputs = Inputs(*(batches.repeat(x, num_decodes) for x in (batch["encoder_input_tokens"], prompt)))
-        # t5x's jit hands the weights over as t5x stores them. The form that decodes fastest is made once a batch,
-        # before the loop: on a CPU here, on a TPU by the compiler, which copies the attention's kernels.
-        target, target_params = self.placement.target(self._target), self._target.prepare(params)
+        # The weights stay as t5x's jit hands them over. Another layout would have to be made of them in every batch: on
+        # a CPU that costs more than it saves, and a TPU's compiler does it by itself, before the loop.
         decode = functools.partial(
             speculative_decode,
             drafter=self._drafter(self.placement.draft(self._draft)),
-            draft_params=self._draft.prepare(flax_mutables[DRAFT]),
+            draft_params=flax_mutables[DRAFT],
             gamma=self._gamma,
             draft_sampling=settings.sampling(num_inputs, num_decodes, num_ids, self._draft_temperature),
             lenience=self._lenience,
         )
         result = (decode if self._gamma else autoregressive_decode)(
-            target,
-            target_params,
+            self.placement.target(self._target),
+            params,
             inputs=inputs,
             max_length=length,
             limits=batches.limits(inputs.prefix, rows, length, settings.most_steps(length)),
