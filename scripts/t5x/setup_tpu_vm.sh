@@ -5,16 +5,18 @@
 #   scripts/t5x/setup_tpu_vm.sh NAME ZONE
 #
 # Run on your own machine, from a clone, with gcloud logged in. The clone goes to ~/specdec_jax on each host, the
-# environment to ~/specdec_jax/.venv-t5x. T5X_COMMIT pins t5x, which makes no releases (main if unset).
+# environment to ~/specdec_jax/.venv-t5x. T5X_COMMIT: of t5x, which makes no releases.
 #
 # Then, the same command on each host (a v4-8 has one, a v4-16 two): each starts one process, and they find each other
 # through the TPU VM's metadata.
 #   gcloud alpha compute tpus tpu-vm ssh NAME --zone=ZONE --worker=all \
-#     --command='cd specdec_jax && MODELS=gs://bucket/models scripts/t5x/finetune.sh small ende'
+#     --command='cd specdec_jax && MODELS=gs://bucket/models TFDS_DATA_DIR=gs://bucket/tfds \
+#                scripts/t5x/finetune.sh small ende'
+# With more than one host MULTI_HOST=1 too. The data are prepared before, once: see table2.sh's STAGES=data.
 set -euo pipefail
 name=${1:?usage: setup_tpu_vm.sh NAME ZONE} zone=${2:?usage: setup_tpu_vm.sh NAME ZONE}
 cd "$(dirname "$0")/../.."
-commit=${T5X_COMMIT:-main}
+commit=${T5X_COMMIT:-cc342d419ec3e3e9c4bf1df33c82330cafdc1e16} # the one that was tested
 
 archive=$(mktemp)
 trap 'rm -f "$archive"' EXIT

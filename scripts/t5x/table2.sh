@@ -17,7 +17,10 @@ target=${TARGET:-xxl} drafts=${DRAFTS:-small base large}
 tasks="ende cnn_dailymail"
 stages=" ${STAGES:-data finetune infer report} "
 for stage in $stages; do
-    [[ " data finetune infer report " == *" $stage "* ]] || { echo "error: STAGES has $stage; usage: see this file" >&2; exit 1; }
+    [[ " data finetune infer report " == *" $stage "* ]] || {
+        echo "error: STAGES has $stage; it is of: data finetune infer report" >&2
+        exit 1
+    }
 done
 mkdir -p "$output"
 
@@ -51,7 +54,9 @@ if [[ $stages == *" infer "* ]]; then
         for temperature in 0.0 1.0; do
             infer "$task" none "$temperature" -           # t5x's own decoder
             infer "$task" "${drafts%% *}" "$temperature" 0 # the target alone, in the speculative program
-            for draft in $drafts; do infer "$task" "$draft" "$temperature" "$(gamma "$task" "$draft" "$temperature")"; done
+            for draft in $drafts; do
+                infer "$task" "$draft" "$temperature" "$(gamma "$task" "$draft" "$temperature")"
+            done
         done
     done
 fi
