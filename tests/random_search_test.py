@@ -95,7 +95,7 @@ def check(rule, gamma, vocab, start_id, max_length, eos_ids, forbidden_ids, clos
         assert result.tokens[i, : int(result.lengths[i])].tolist() == expected
 
 
-@settings(max_examples=4, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@settings(max_examples=3, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 @given(**CONFIGURATION)
 def test_a_few_configurations(**configuration):
     check(**configuration)
