@@ -181,6 +181,7 @@ def make_batches(
       settings: the settings.
       length: one length for all batches instead.
     """
+    mesh = None if settings.mesh is None else sharding.make_mesh(*settings.mesh)
     batches = []
     for start in range(0, len(encoded), settings.batch_size):
         rows = range(start, min(start + settings.batch_size, len(encoded)))
@@ -193,7 +194,7 @@ def make_batches(
         sampling = settings.sampling(len(places), vocabulary.size)
         draft_sampling = settings.sampling(len(places), vocabulary.size, of_draft=True)
         batch = Batch(Inputs(jnp.asarray(tokens)), seeds, sampling, draft_sampling, len(rows))
-        batches.append(batch if settings.mesh is None else _placed(batch, sharding.make_mesh(*settings.mesh)))
+        batches.append(batch if mesh is None else _placed(batch, mesh))
     return batches
 
 

@@ -1,6 +1,7 @@
 """What a run is told: which models, and how to decode with them. Checked before anything is read."""
 
 import dataclasses
+from typing import Any
 
 from specdec_jax import verification
 from specdec_jax.models.t5 import T5Config
@@ -10,6 +11,20 @@ _LARGEST = 2**17  # of lengths and batches
 
 RULES = {"token": verification.token, "block": verification.block, "coupled": verification.coupled}
 """The rules of verification by their names."""
+
+
+def find_rule(rule: Any, lenience: float | int) -> verification.Rule:
+    """The rule of a name, or a rule itself; None for the one that is default at this lenience.
+
+    Raises:
+      ValueError: there is no such rule, or the lenience is out of range or means nothing to it.
+    """
+    if not (rule is None or callable(rule) or rule in tuple(RULES)):
+        raise ValueError(f"rule is {rule!r}; it must be one of {', '.join(map(repr, RULES))}, or None.")
+    named: Any = RULES[rule] if isinstance(rule, str) else rule
+    found = verification.default_rule(lenience) if named is None else named
+    verification.check_lenience(found, lenience)
+    return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,9 +109,7 @@ class Settings:
             raise ValueError(f"seed is {self.seed}; it must be 0 or more.")
         if self.draft_temperature is not None and not 0 <= self.draft_temperature <= HOTTEST:
             raise ValueError(f"draft_temperature is {self.draft_temperature}; it must be 0 to {HOTTEST:g}.")
-        if self.rule not in (None, *RULES):
-            raise ValueError(f"rule is {self.rule!r}; it must be one of {', '.join(map(repr, RULES))}, or None.")
-        verification.check_lenience(self.verification_rule(), self.lenience)
+        self.verification_rule()  # raises what it has to say about the rule and the lenience
         if self.min_decode_length < 0:
             raise ValueError(f"min_decode_length is {self.min_decode_length}; it must be 0 or more.")
         if self.min_decode_length > self.max_decode_length:
@@ -118,7 +131,7 @@ class Settings:
 
     def verification_rule(self) -> verification.Rule:
         """The rule of verification."""
-        return verification.default_rule(self.lenience) if self.rule is None else RULES[self.rule]
+        return find_rule(self.rule, self.lenience)
 
     def sampling(self, batch: int, num_ids: int | None = None, *, of_draft: bool = False) -> Sampling:
         """The settings of the draws, for a batch."""

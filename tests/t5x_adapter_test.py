@@ -197,8 +197,8 @@ def test_draft_that_does_not_divide_the_mesh_is_whole_on_every_device(heads, div
     assert tuple(names["attention"]["kernel"]) == (("embed", "joined_kv") if divides else (None, None))
     assert tuple(names["scale"]) == (("embed",) if divides else (None,))
     assert ("whole on every device: heads is 6, not a multiple of the 4 devices" in caplog.text) == (not divides)
-    assert placement.draft(draft) == Sharded(draft, mesh, RULES if divides else replicated(RULES))
-    assert network.Placement(None, draft).draft(draft) is draft
+    assert placement.draft == Sharded(draft, mesh, RULES if divides else replicated(RULES))
+    assert network.Placement(None, draft).draft is draft
 
 
 def test_restored_state_holds_the_draft():

@@ -10,15 +10,14 @@ import numpy as np
 from jaxtyping import Array
 from t5x import decoding, models  # pyright: ignore[reportMissingImports]
 
-from specdec_jax import verification
 from specdec_jax.decoding import autoregressive_decode, speculative_decode
 from specdec_jax.drafters.model import ModelDrafter
 from specdec_jax.models.base import Decoder
-from specdec_jax.settings import RULES
+from specdec_jax.settings import find_rule
 from specdec_jax.t5x_adapter import batches
 from specdec_jax.t5x_adapter.network import Placement, to_t5
 from specdec_jax.t5x_adapter.restore import DRAFT
-from specdec_jax.t5x_adapter.settings import DecodeSettings, is_temperature, read_settings
+from specdec_jax.t5x_adapter.settings import is_temperature, read_settings
 from specdec_jax.types import Inputs, Params
 
 
@@ -90,29 +89,24 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
                 f"the draft's vocab_size is {self._draft.vocab_size} and the target's {self._target.vocab_size}; "
                 "use two models with the same vocabulary."
             )
-        if output_vocabulary.vocab_size > self._target.vocab_size:
-            raise ValueError(
-                f"the output vocabulary has {output_vocabulary.vocab_size} ids and the models only "
-                f"{self._target.vocab_size} rows; use the vocabulary that they were trained with."
-            )
-        if input_vocabulary.vocab_size > self._target.vocab_size:
-            raise ValueError(
-                f"the input vocabulary has {input_vocabulary.vocab_size} ids and the models only "
-                f"{self._target.vocab_size} rows; use the vocabulary that they were trained with."
-            )
+        for name, vocabulary in (("output", output_vocabulary), ("input", input_vocabulary)):
+            if vocabulary.vocab_size > self._target.vocab_size:
+                raise ValueError(
+                    f"the {name} vocabulary has {vocabulary.vocab_size} ids and the models only "
+                    f"{self._target.vocab_size} rows; use the vocabulary that they were trained with."
+                )
         if type(gamma) is not int or not 0 <= gamma <= 1000:
             raise ValueError(f"gamma is {gamma!r}; it must be 1 to 1000, or 0 for the target alone.")
         if type(seed) is not int or not 0 <= seed < 2**32:
             raise ValueError(f"seed is {seed!r}; it must be a whole number, 0 to 2**32 - 1.")
-        if not (rule is None or callable(rule) or rule in tuple(RULES)):
-            raise ValueError(f"rule is {rule!r}; it must be one of {', '.join(map(repr, RULES))}, or None.")
         if isinstance(lenience, bool) or not isinstance(lenience, float | int):
             raise ValueError(f"lenience is {lenience!r}; it must be a number, above 0 and at most 1.")
-        named: Any = RULES[rule] if isinstance(rule, str) else rule
-        self._rule = verification.default_rule(lenience) if rule is None else named
-        verification.check_lenience(self._rule, lenience)
-        defaults = default_decoder_params or models.DecoderParams()
-        self._check_draws(read_settings(decode_fn), defaults.num_decodes, draft_temperature)
+        self._rule = find_rule(rule, lenience)
+        if draft_temperature is not None and not is_temperature(draft_temperature):
+            raise ValueError(f"draft_temperature is {draft_temperature!r}; it must be one number, 0 or more, or None.")
+        self._check_num_decodes((default_decoder_params or models.DecoderParams()).num_decodes)
+        settings = read_settings(decode_fn)
+        settings.sampling(np.size(settings.temperature), 1, 1)  # raises what it has to say
         self._gamma, self._lenience, self._seed = gamma, lenience, seed
         self._draft_temperature, self._drafter = draft_temperature, drafter
         self._prompt_with_targets = prompt_with_targets
@@ -131,13 +125,9 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
         )
 
     @staticmethod
-    def _check_draws(settings: DecodeSettings, num_decodes: Any, draft_temperature: Any) -> None:
+    def _check_num_decodes(num_decodes: Any) -> None:
         if type(num_decodes) is not int or num_decodes < 1:
             raise ValueError(f"num_decodes is {num_decodes!r}; it must be a whole number, 1 or more.")
-        inputs = np.size(settings.temperature)
-        if draft_temperature is not None and not is_temperature(draft_temperature):
-            raise ValueError(f"draft_temperature is {draft_temperature!r}; it must be one number, 0 or more, or None.")
-        settings.sampling(inputs, num_decodes, 1)  # raises what it has to say
 
     def get_initial_variables(
         self, rng: Array, input_shapes: Mapping[str, Any], input_types: Mapping[str, Any] | None = None
@@ -216,7 +206,7 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
         if type(eos_id) is not int or not 0 <= eos_id < self._target.vocab_size:
             raise ValueError(f"eos_id is {eos_id!r}; it must be one of the models' {self._target.vocab_size} ids.")
         settings = read_settings(self.decode_fn, given)
-        self._check_draws(settings, num_decodes, self._draft_temperature)
+        self._check_num_decodes(num_decodes)
         if prompt_with_targets is None:
             prompt_with_targets = self._prompt_with_targets
         num_inputs, length = batch["decoder_input_tokens"].shape
@@ -228,7 +218,7 @@ class SpeculativeEncoderDecoderModel(models.EncoderDecoderModel):
         # a CPU that costs more than it saves, and a TPU's compiler does it by itself, before the loop.
         decode = functools.partial(
             speculative_decode,
-            drafter=self._drafter(self.placement.draft(self._draft)),
+            drafter=self._drafter(self.placement.draft),
             draft_params=flax_mutables[DRAFT],
             gamma=self._gamma,
             draft_sampling=settings.sampling(num_inputs, num_decodes, num_ids, self._draft_temperature),

@@ -1,6 +1,5 @@
 """t5x's networks as models of this package, and where their weights and caches lie."""
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 from flax.linen.partitioning import AxisMetadata
 
 from specdec_jax.models.t5 import T5, T5Config
-from specdec_jax.sharding import Sharded, indivisible, replicated
+from specdec_jax.sharding import Sharded, split_draft
 
 _SAME_NAMES = (
     "vocab_size",
@@ -61,18 +60,18 @@ class Placement:
 
     t5x's networks name their axes by themselves. This package's decoder takes the mesh and the rules with the model
     (`Sharded`), since t5x sets its mesh in a way that Flax's constraints no longer see.
+
+    Attributes:
+      draft: the draft on the mesh.
+      draft_is_whole: whether its weights are whole on every device, since the mesh does not divide it.
     """
 
     def __init__(self, partitioner: Any, draft: T5):
         """Takes t5x's partitioner, or None for one device."""
         self._mesh = None if partitioner is None else partitioner.mesh
         self._rules = () if partitioner is None else tuple(partitioner.logical_axis_rules)
-        wrong = [] if self._mesh is None else indivisible(draft.config, self._mesh, self._rules)
-        self.draft_is_whole = bool(wrong)
-        if wrong:
-            logging.getLogger(__name__).warning(
-                "The draft is not split but whole on every device: %s.", "; ".join(map(str, wrong))
-            )
+        self.draft = draft if self._mesh is None else split_draft(draft, self._mesh, self._rules, name="module")
+        self.draft_is_whole = self.draft != self.target(draft)
 
     def axes_of_draft(self, axes: Mapping[str, Any]) -> dict[str, Any]:
         """The logical axes of the draft's weights: t5x's own, or none where the mesh does not divide the draft."""
@@ -83,11 +82,6 @@ class Placement:
     def target(self, model: T5) -> T5 | Sharded:
         """The target on the mesh."""
         return model if self._mesh is None else Sharded(model, self._mesh, self._rules)
-
-    def draft(self, model: T5) -> T5 | Sharded:
-        """The draft on the mesh."""
-        rules = replicated(self._rules) if self.draft_is_whole else self._rules
-        return model if self._mesh is None else Sharded(model, self._mesh, rules)
 
 
 def _has_names(leaf: Any) -> bool:

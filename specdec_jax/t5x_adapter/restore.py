@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
-from specdec_jax.checkpoints import t5x, t5x_tree
+from specdec_jax.checkpoints import t5x
 from specdec_jax.checkpoints.t5x import CheckpointError
 
 DRAFT = "draft"
@@ -56,6 +55,4 @@ def restore_draft(
         params = t5x.load_params(path, dtype=None if dtype is None else jnp.dtype(dtype), expected=expected)
     except CheckpointError as error:
         raise CheckpointError(f"the draft's checkpoint: {error}") from error
-    leaves = {name: np.asarray(leaf) for name, leaf in t5x_tree.flatten(params).items()}
-    mutables = {**state.get("flax_mutables", {}), DRAFT: t5x_tree.unflatten(leaves)}
-    return {**state, "flax_mutables": mutables}
+    return {**state, "flax_mutables": {**state.get("flax_mutables", {}), DRAFT: params}}
