@@ -4,6 +4,7 @@
     specdec generate --gin_file=configs/demo_ende.gin --gin.GAMMA=7 --trace < lines.txt
     specdec verify --gin_file=configs/demo_ende.gin "The package is not installed."
     specdec demo
+    specdec convert demo:target /tmp/target_for_huggingface
 
 Flags are those of T5X's programs: --gin_file, --gin.NAME=value, --gin_search_paths. A gin file's name is looked up in
 the current directory, then in the search paths, then in the gin/ and configs/ that ship with the package.
@@ -29,7 +30,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.status import Status
 
-from specdec_jax import certificate, comparison, distributed, generation, trace
+from specdec_jax import certificate, comparison, conversion, distributed, generation, trace
 from specdec_jax import demo as demonstration
 from specdec_jax.generation import Batch, Pair
 from specdec_jax.models.t5 import T5Config
@@ -127,7 +128,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
       The exit status: 0, 1 where `verify` fails, 2 for a mistake of the user, which is one line on stderr.
     """
-    commands = {"generate": _generate, "verify": _verify, "demo": _demo}
+    convert = functools.partial(conversion.run, _Parser)
+    commands = {"generate": _generate, "verify": _verify, "demo": _demo, "convert": convert}
     try:
         parser = _Parser(prog="specdec", description="Speculative decoding for T5.")
         parser.add_argument("command", choices=commands, help="specdec COMMAND --help says more")

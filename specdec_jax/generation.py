@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Int32
 
 from specdec_jax import sharding, verification
-from specdec_jax.checkpoints import t5x
+from specdec_jax.checkpoints import huggingface, t5x
 from specdec_jax.decoding import autoregressive_decode, speculative_decode
 from specdec_jax.drafters.model import ModelDrafter
 from specdec_jax.models.t5 import T5, T5Config
@@ -92,7 +92,7 @@ def read_model(checkpoint: str, config: T5Config | None = None, dtype: str | Non
     """Reads one model.
 
     Args:
-      checkpoint: a T5X checkpoint, or a "demo:" name.
+      checkpoint: a T5X checkpoint, a directory with a Hugging Face checkpoint, or a "demo:" name.
       config: sizes that it must have; None reads them off the checkpoint.
       dtype: see `Models`.
 
@@ -105,6 +105,9 @@ def read_model(checkpoint: str, config: T5Config | None = None, dtype: str | Non
     path = resolve(checkpoint)
     if dtype is None:
         dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"  # XLA's bfloat16 is slow on CPU
+    if huggingface.is_checkpoint(path):
+        config = huggingface.read_config(path, expected=config)
+        return T5(dataclasses.replace(config, dtype=dtype)), huggingface.load_params(path, dtype=jnp.dtype(dtype))
     expected = None if config is None else T5(config).param_shapes()
     params = t5x.load_params(path, dtype=jnp.dtype(dtype), expected=expected)
     if config is None:

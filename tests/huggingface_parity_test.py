@@ -1,12 +1,14 @@
 """T5 1.1 and 1.0 against Hugging Face's, with random weights: another implementation of the same model."""
 
 import functools
+import tempfile
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specdec_jax.checkpoints import huggingface
 from specdec_jax.models.layers import relative_bucket
 from specdec_jax.models.t5 import T5, T5Config
 from specdec_jax.types import Inputs
@@ -26,7 +28,7 @@ forward = jax.jit(
 
 
 def huggingface_t5(version):
-    """A random model, and its parameters as T5X names them."""
+    """A random model."""
     gated = version == "1.1"
     config = transformers.T5Config(
         vocab_size=VOCAB,
@@ -57,67 +59,16 @@ def huggingface_t5(version):
     is_tied = model.lm_head.weight is model.shared.weight
     assert is_tied != gated
     assert model.encoder.embed_tokens.weight is model.decoder.embed_tokens.weight is model.shared.weight
-    return model, t5x_params({name: weight.numpy() for name, weight in model.state_dict().items()}, is_tied)
-
-
-def t5x_params(weights, is_tied):
-    """Renames and transposes: torch's linear maps are [out, in], T5X's are [in, out]; both are heads-major."""
-
-    def kernel(name):
-        return {"kernel": jnp.asarray(weights[f"{name}.weight"].T)}
-
-    def scale(name):
-        return {"scale": jnp.asarray(weights[f"{name}.weight"])}
-
-    def attention(name):
-        return {
-            ours: kernel(f"{name}.{theirs}")
-            for ours, theirs in zip(("query", "key", "value", "out"), "qkvo", strict=True)
-        }
-
-    def mlp(name):
-        return {
-            part: kernel(f"{name}.{part}")
-            for part in ("wi", "wi_0", "wi_1", "wo")
-            if f"{name}.{part}.weight" in weights
-        }
-
-    def stack(name):
-        bias = weights[f"{name}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"]
-        return {
-            "relpos_bias": {"rel_embedding": jnp.asarray(bias.T)},
-            f"{name}_norm": scale(f"{name}.final_layer_norm"),
-        }
-
-    encoder, decoder = stack("encoder"), stack("decoder")
-    for i in range(ENCODER_LAYERS):
-        block = f"encoder.block.{i}.layer"
-        encoder[f"layers_{i}"] = {
-            "pre_attention_layer_norm": scale(f"{block}.0.layer_norm"),
-            "attention": attention(f"{block}.0.SelfAttention"),
-            "pre_mlp_layer_norm": scale(f"{block}.1.layer_norm"),
-            "mlp": mlp(f"{block}.1.DenseReluDense"),
-        }
-    for i in range(DECODER_LAYERS):
-        block = f"decoder.block.{i}.layer"
-        decoder[f"layers_{i}"] = {
-            "pre_self_attention_layer_norm": scale(f"{block}.0.layer_norm"),
-            "self_attention": attention(f"{block}.0.SelfAttention"),
-            "pre_cross_attention_layer_norm": scale(f"{block}.1.layer_norm"),
-            "encoder_decoder_attention": attention(f"{block}.1.EncDecAttention"),
-            "pre_mlp_layer_norm": scale(f"{block}.2.layer_norm"),
-            "mlp": mlp(f"{block}.2.DenseReluDense"),
-        }
-    if not is_tied:
-        decoder["logits_dense"] = kernel("lm_head")
-    embedding = jnp.asarray(weights["shared.weight"])
-    return {"token_embedder": {"embedding": embedding}, "encoder": encoder, "decoder": decoder}
+    return model
 
 
 @functools.cache
 def pair(version):
-    theirs, params = huggingface_t5(version)
-    model = T5(T5Config.from_params(params))
+    theirs = huggingface_t5(version)
+    with tempfile.TemporaryDirectory() as directory:
+        theirs.save_pretrained(directory)
+        params, model = huggingface.load_params(directory), T5(huggingface.read_config(directory))
+    assert model.config == T5Config.from_params(params)
     assert model.config.logits_via_embedding == (version == "1.0")
     assert model.config.mlp_activations == (("relu",) if version == "1.0" else ("gelu", "linear"))
     assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, model.param_shapes())
