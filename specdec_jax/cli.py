@@ -1,125 +1,45 @@
-"""The `specdec` command. The only part of the package that knows gin.
+"""The `specdec` command.
 
     specdec generate --gin_file=configs/demo_ende.gin "The package is not installed."
     specdec generate --gin_file=configs/demo_ende.gin --gin.GAMMA=7 --trace < lines.txt
     specdec verify --gin_file=configs/demo_ende.gin "The package is not installed."
     specdec demo
     specdec convert demo:target /tmp/target_for_huggingface
+    specdec table2 --gin_file=configs/table2_demo.gin
+    specdec peers --gin_file=configs/demo_ende.gin < lines.txt
 
-Flags are those of T5X's programs: --gin_file, --gin.NAME=value, --gin_search_paths. A gin file's name is looked up in
-the current directory, then in the search paths, then in the gin/ and configs/ that ship with the package.
+Flags are those of T5X's programs: --gin_file, --gin.NAME=value, --gin_search_paths; configuration.py reads them.
 """
 
 import argparse
-import contextlib
 import dataclasses
 import functools
 import inspect
 import json
-import logging
-import math
-import os
-import re
+import pathlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
 
-import gin.config
 import jax
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.status import Status
 
-from specdec_jax import certificate, comparison, conversion, distributed, generation, trace
+from specdec_jax import certificate, comparison, configuration, conversion, distributed, generation, trace
 from specdec_jax import demo as demonstration
 from specdec_jax.generation import Batch, Pair
-from specdec_jax.models.t5 import T5Config
-from specdec_jax.packaged import GIN_ROOTS, resolve
+from specdec_jax.harness import drawing, figures, grid, peers, plots, records, tables
+from specdec_jax.harness.plan import Plan
+from specdec_jax.packaged import resolve
 from specdec_jax.settings import Models, Settings
 from specdec_jax.sharding import fetch
 from specdec_jax.timing import timed
 from specdec_jax.vocabularies import load_vocabulary
 
-gin.external_configurable(T5Config)
-# gin would also take a name for a Python package's resource, which fails where a folder of that name is importable.
-gin.config._FILE_READERS[:] = [(open, os.path.isfile)]
-
 COMPARE_REPEATS = 5
 
 _NAN = "the target's logits are NaN, or the settings leave no id; the output ends before them."
-
-_Options = TypeVar("_Options")
-
-_MACRO_DEFINITION = re.compile(r"^(\w+) =", re.MULTILINE)
-_MACRO_REFERENCE = re.compile(r"%([\w./]+)")
-_STRING = re.compile(r"""'(\\.|[^'\\])*'|"(\\.|[^"\\])*\"""")
-
-
-@gin.configurable
-def generate(
-    *,
-    target_checkpoint: Any,
-    draft_checkpoint: Any,
-    vocabulary: Any,
-    extra_ids: Any,
-    target_config: Any,
-    draft_config: Any,
-    dtype: Any,
-    task_prefix: Any,
-    gamma: Any,
-    temperature: Any,
-    top_k: Any,
-    top_p: Any,
-    min_p: Any,
-    min_decode_length: Any,
-    forbidden_ids: Any,
-    repetition_penalty: Any,
-    no_repeat_ngram: Any,
-    draft_temperature: Any,
-    rule: Any,
-    lenience: Any,
-    seed: Any,
-    max_decode_length: Any,
-    max_input_length: Any,
-    batch_size: Any,
-    mesh: Any,
-) -> tuple[Models, Settings]:
-    """What gin files bind for `specdec generate`: the fields of Models and Settings, each to a macro of its name."""
-    values = dict(locals())
-    return _checked(Models, values), _checked(Settings, values)
-
-
-@gin.configurable
-def demo(
-    *,
-    gamma: Any,
-    max_decode_length: Any,
-    max_input_length: Any,
-    seed: Any,
-    num_examples: Any,
-    num_repeats: Any,
-    rule: Any,
-    dtype: Any,
-) -> demonstration.Options:
-    """What gin files bind for `specdec demo`."""
-    return _checked(demonstration.Options, dict(locals()))
-
-
-def _checked(options: type[_Options], values: Mapping[str, Any]) -> _Options:
-    """Builds a dataclass from gin's values, which may be anything, once they have the types it declares."""
-    chosen = {}
-    for field in dataclasses.fields(options):  # pyright: ignore[reportArgumentType]
-        value = values[field.name]
-        if field.type in (float, float | None) and type(value) is int:
-            value = float(value) if abs(value) < 2**63 else math.inf if value > 0 else -math.inf
-        if field.type in (tuple, tuple | None) and isinstance(value, list):
-            value = tuple(value)
-        kind: Any = field.type
-        if not isinstance(value, kind) or isinstance(value, bool):
-            name = kind.__name__ if isinstance(kind, type) else " or ".join(k.__name__ for k in kind.__args__)
-            raise ValueError(f"{field.name} is {value!r}; it must be of type {name.replace('NoneType', 'None')}.")
-        chosen[field.name] = value
-    return options(**chosen)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -129,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
       The exit status: 0, 1 where `verify` fails, 2 for a mistake of the user, which is one line on stderr.
     """
     convert = functools.partial(conversion.run, _Parser)
-    commands = {"generate": _generate, "verify": _verify, "demo": _demo, "convert": convert}
+    commands = {"generate": _generate, "verify": _verify, "demo": _demo, "convert": convert, "peers": _peers}
+    commands |= {name: functools.partial(_table, name) for name in _TABLES} | {"figures": _figures}
     try:
         parser = _Parser(prog="specdec", description="Speculative decoding for T5.")
         parser.add_argument("command", choices=commands, help="specdec COMMAND --help says more")
@@ -229,7 +150,89 @@ def _demo(argv: Sequence[str]) -> int:
     parser = _gin_parser("demo", "Decodes packaged examples with every packaged draft model and prints a table.")
     args, bindings = _split(parser, argv)
     args.gin_file = args.gin_file or ["configs/demo.gin"]
-    demonstration.run(_configure(demo, args, bindings), Console())
+    demonstration.run(_configure(configuration.demo, args, bindings), Console())
+    return 0
+
+
+_TABLES = {
+    "table1": lambda document: tables.table1(),
+    "table2": tables.table2,
+    "table3": tables.table3,
+    "table4": tables.table4,
+    "table5": tables.table5,
+}
+
+
+def _table(name: str, argv: Sequence[str]) -> int:
+    parser = _gin_parser(name, f"Makes the paper's Table {name[-1]} beside ours; measures what is missing.")
+    args, bindings = _split(parser, argv)
+    args.gin_file = args.gin_file or ["configs/table2_demo.gin"]
+    plan = _configure(configuration.plan, args, bindings)
+    measured = {} if name == "table1" else _measure(plan, with_cells=name in ("table2", "table4"))
+    table, console = _TABLES[name](measured), Console()
+    console.print(tables.show(table, console.width))
+    if name in ("table2", "table4"):
+        print("\n".join(grid.advice(measured)))
+    records.write(plan.path(name, ".md"), tables.markdown(table))
+    records.write(plan.path(name, ".csv"), tables.csv(table))
+    written = [".md", ".csv"]
+    if name == "table2":
+        written += [".json", *_save(plan, {"table2": lambda: plots.table2_plot(measured)})]
+    print(f"written: {plan.path(name, '')} ({', '.join(written)})")
+    return 0
+
+
+def _figures(argv: Sequence[str]) -> int:
+    parser = _gin_parser("figures", "Draws the paper's figures, with what was measured; measures what is missing.")
+    args, bindings = _split(parser, argv)
+    args.gin_file = args.gin_file or ["configs/table2_demo.gin"]
+    plan = _configure(configuration.plan, args, bindings)
+    measured = _measure(plan, with_cells=True)
+    made = drawing.draw(plan, measured)
+    print(f"written: {', '.join(str(plan.path(name, '')) for name in made)} ({', '.join(_save(plan, made))})")
+    return 0
+
+
+def _measure(plan: Plan, *, with_cells: bool) -> dict[str, Any]:
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=1)
+        return grid.run(
+            plan,
+            with_cells=with_cells,
+            report=lambda what, done, total: progress.update(task, description=what, completed=done, total=total),
+        )
+
+
+def _save(plan: Plan, made: Mapping[str, Callable[[], Any]]) -> list[str]:
+    """Draws and writes figures; says so where they cannot be drawn, since tables are worth having without."""
+    try:
+        for name, draw in made.items():
+            figures.save(draw(), pathlib.Path(plan.directory), plan.path(name, "").name)
+    except ImportError as error:
+        _warn(f"no figure was drawn ({error}); pip install 'specdec_jax[plots]'.")
+        return []
+    return [".png", ".svg"]
+
+
+def _peers(argv: Sequence[str]) -> int:
+    parser = _gin_parser("peers", "Times other implementations of T5 on the same models and inputs, greedily.")
+    parser.add_argument("texts", nargs="*", metavar="TEXT", help="inputs; without any, the lines of stdin")
+    parser.add_argument("--rounds", type=int, default=3, help="timed decodes of each input by each peer (3)")
+    parser.add_argument("--output", metavar="PATH", help="write PATH.json, PATH.md and PATH.csv")
+    args, bindings = _split(parser, argv)
+    models, settings = _configure(configuration.generate, args, bindings)
+    with Console(stderr=True).status("starting") as status:
+        found = peers.measure(
+            models, settings, args.texts or _lines_of_stdin(), rounds=args.rounds, report=status.update
+        )
+    table, console = peers.table(found), Console()
+    console.print(tables.show(table, console.width))
+    if args.output:
+        path = pathlib.Path(args.output)
+        texts = {".json": json.dumps(found, indent=1), ".md": tables.markdown(table), ".csv": tables.csv(table)}
+        for suffix, text in texts.items():
+            records.write(path.with_name(path.name + suffix), text)
     return 0
 
 
@@ -262,9 +265,9 @@ def _print_outputs(
         with _status(f"decoding input {first + 1} of {len(texts)}"):
             if as_json and shape not in compiled:  # the time of this call shall not include compilation
                 jax.block_until_ready(decode())
-            result, seconds = timed(decode)
+            found = timed(decode)
         compiled.add(shape)
-        result = fetch(result)
+        result, seconds = fetch(found.value), found.seconds
         for row, output in enumerate(generation.read_outputs(result, batch, pair.vocabulary)):
             text = texts[first + row]
             if output.finish_reason == "nan":
@@ -323,74 +326,22 @@ def _split(parser: _Parser, argv: Sequence[str]) -> tuple[argparse.Namespace, li
 
 
 def _configure_decoding(args: argparse.Namespace, bindings: Sequence[str]) -> tuple[Models, Settings]:
-    models, settings = _configure(generate, args, bindings)
+    models, settings = _configure(configuration.generate, args, bindings)
     if args.distributed and settings.mesh is None:
         settings = dataclasses.replace(settings, mesh=(jax.device_count(), 1))
     return models, settings
 
 
 def _configure(configurable: Callable[..., Any], args: argparse.Namespace, bindings: Sequence[str]) -> Any:
-    """Calls a gin configurable as the gin files and flags bind it.
-
-    Raises:
-      ValueError: gin finds fault with a file or a flag, or a value is not what it has to be.
-    """
-    gin.clear_config()
-    if not args.gin_file:
-        raise ValueError("no gin file is given; give one, such as --gin_file=configs/demo_ende.gin.")
-    for place in (*filter(None, args.gin_search_paths.split(",")), *GIN_ROOTS):
-        gin.add_config_file_search_path(str(place))
-    for file in args.gin_file:
-        with _gin_errors(f"--gin_file={file}: "):
-            gin.parse_config_file(file)
-    for binding in bindings:
-        name, value = binding.split("=", 1)
-        with _gin_errors(f"--gin.{binding}: ", hint=f" A string needs quotes: --gin.{name}=\"'text'\"."):
-            gin.parse_config(f"{name} = {value}")
-    with _gin_errors():
-        _check_macros(configurable)
-        gin.finalize()
-        return configurable()
-
-
-@contextlib.contextmanager
-def _gin_errors(where: str = "", hint: str = "") -> Iterator[None]:
-    """Turns every error into a ValueError that says where; gin raises whatever a file provokes, and logs besides."""
-    disabled = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    except Exception as error:
-        message = str(error)
-        if isinstance(error, SyntaxError):
-            message = f"{error.msg} (line {error.lineno}){hint}"
-        required = re.match(r"(\w+)/(gin\.)?macro\.value set to `%gin.REQUIRED`", message)
-        if required:
-            message = f"the macro {required[1]} is required; give --gin.{required[1]}=value."
-        # gin appends which function it was calling, and may quote a Python object or all of the config.
-        message = re.split(r"\n  In call to configurable| in config string:", message)[0]
-        message = re.sub(r"malformed node or string[^\n]*\n *", "", message)
-        raise ValueError(f"{where}{message}") from error
-    finally:
-        logging.disable(disabled)
-
-
-def _check_macros(configurable: Callable[..., Any]) -> None:
-    """Refuses a macro that nothing uses, most likely misspelt, and one that has no value."""
-    config = _STRING.sub("''", gin.config_str())
-    arguments = {name.upper() for name in inspect.signature(configurable).parameters}
-    defined, used = set(_MACRO_DEFINITION.findall(config)), set(_MACRO_REFERENCE.findall(config))
-    for name in sorted(defined - used - arguments):
-        raise ValueError(f"nothing uses the macro {name}; macros are {', '.join(sorted(used | arguments))}.")
-    for name in sorted(used - defined - {"gin.REQUIRED"}):
-        raise ValueError(f"the macro {name} has no value; give --gin.{name}=value.")
+    return configuration.configure(configurable, args.gin_file, bindings, args.gin_search_paths)
 
 
 def _one_line(error: Exception) -> str:
     """An error as one line; a setting that it begins with is named as its macro."""
     message = " ".join(str(error).split())
     name = message.split(" ", 1)[0]
-    settings = {*inspect.signature(generate).parameters, *inspect.signature(demo).parameters}
+    known = (configuration.generate, configuration.demo, configuration.plan)
+    settings = {parameter for configurable in known for parameter in inspect.signature(configurable).parameters}
     return message.replace(name, name.upper(), 1) if name in settings and f"{name} is " in message else message
 
 

@@ -15,12 +15,14 @@ from rich.table import Table
 from specdec_jax import comparison, packaged, trace
 from specdec_jax.comparison import Comparison
 from specdec_jax.generation import Batch, Pair, decode, encode, load_pair, make_batches
+from specdec_jax.harness import costs
 from specdec_jax.settings import Models, Settings
-from specdec_jax.timing import Call, seconds_per_call
 from specdec_jax.training.text import TASK_PREFIXES
 from specdec_jax.vocabularies import Vocabulary, load_vocabulary
 
 TEMPERATURES = (0.0, 1.0)
+
+_ROUNDS = 5  # of timing calls
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -186,16 +188,9 @@ def run(options: Options, console: Console) -> list[Row]:
 
 def measure_costs(pair: Pair, batch: Batch, settings: Settings) -> Costs:
     """Measures c and v with the shapes of decoding."""
-    draft, target, block = seconds_per_call(
-        [
-            Call(pair.draft, pair.draft_params, 1),
-            Call(pair.target, pair.target_params, 1),
-            Call(pair.target, pair.target_params, settings.gamma + 1),
-        ],
-        batch.inputs,
-        cache_length=settings.max_decode_length + settings.gamma + 1,
-    )
-    return Costs(draft / target, block / target)
+    work = costs.workload(pair, batch, settings)
+    (target, block), draft = costs.measure_calls(work, [1, settings.gamma + 1], rounds=_ROUNDS)
+    return Costs(costs.ratio(draft, target), costs.ratio(block, target))
 
 
 def table(rows: Sequence[Row], settings: Settings, dtype: str) -> Table:

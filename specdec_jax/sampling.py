@@ -225,10 +225,10 @@ def constrain(
 def to_probabilities(logits: Float32[Array, "batch k vocab"], sampling: Sampling) -> Standardized:
     """The second half of `standardize`: temperature and the filters that follow it."""
     if sampling.temperature is None:
-        return PointMass(jnp.argmax(logits, axis=-1).astype(jnp.int32))
+        return PointMass(_best(logits))
     temperature = sampling.temperature[:, None, None]
     greedy = temperature < GREEDY_BELOW
-    is_best = _ids(logits) == jnp.argmax(logits, axis=-1)[..., None]
+    is_best = _ids(logits) == _best(logits)[..., None]
     scaled = logits / jnp.where(greedy, 1.0, temperature)
     scaled = scaled - jnp.max(scaled, axis=-1, keepdims=True)
     if sampling.top_k is not None:
@@ -241,6 +241,12 @@ def to_probabilities(logits: Float32[Array, "batch k vocab"], sampling: Sampling
     weight = jnp.exp(scaled)
     p = weight / jnp.sum(weight, axis=-1, keepdims=True)
     return jnp.where(greedy & ~jnp.isnan(p), is_best.astype(p.dtype), p)
+
+
+def _best(logits: Float32[Array, "batch k vocab"]) -> Int32[Array, "batch k"]:
+    """The lowest id of the largest logit, as jnp.argmax, which XLA for CPU does one by one; any id where one is NaN."""
+    is_largest = logits == jnp.max(logits, axis=-1, keepdims=True)
+    return jnp.min(jnp.where(is_largest, _ids(logits), logits.shape[-1] - 1), axis=-1)
 
 
 def _ids(logits: Float32[Array, "batch k vocab"]) -> Int32[Array, "1 1 vocab"]:

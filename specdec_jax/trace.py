@@ -21,7 +21,7 @@ class Step(NamedTuple):
     """One target call of one row.
 
     Attributes:
-      earlier: the text before it.
+      earlier: the text before it, on one line.
       accepted: pieces of the accepted guesses.
       rejected: piece of the first guess that was rejected; None if none was.
       own: piece of the target's own token, a correction where a guess was rejected; None where the row ended before.
@@ -31,6 +31,19 @@ class Step(NamedTuple):
     accepted: list[str]
     rejected: str | None
     own: str | None
+
+
+def steps_of(result: DecodingResult, row: int, vocabulary: Vocabulary) -> list[Step]:
+    """What happened in each step of a row.
+
+    Args:
+      result: what decoding returned.
+      row: which row.
+      vocabulary: of its tokens.
+    """
+    arrays = (result.tokens, result.step_guesses, result.step_accepted, result.step_emitted)
+    tokens, guesses, accepted, emitted = (np.asarray(array[row]) for array in arrays)
+    return read_steps(tokens, guesses, accepted, emitted, vocabulary)
 
 
 def read_steps(
@@ -53,7 +66,7 @@ def read_steps(
         if has_own and accepted < len(guesses) and guesses[accepted] >= 0:
             rejected = piece(vocabulary, before + new[:accepted], guesses[accepted])
         own = pieces[accepted] if has_own else None
-        steps.append(Step(vocabulary.decode(before), pieces[:accepted], rejected, own))
+        steps.append(Step(_visible(vocabulary.decode(before)), pieces[:accepted], rejected, own))
         position += int(emitted)
     return steps
 
@@ -101,7 +114,7 @@ def render(steps: Sequence[Step], *, width: int, colour: bool) -> list[Text]:
                     new.append(" ").append(text if colour else _PLAIN_MARKS[style].format(text), style=style)
         label = f"{number:>3} "
         line = Text(label, style="", no_wrap=True, overflow="ellipsis")
-        line.append(_ending(_visible(step.earlier), width - len(label) - new.cell_len - (not colour)), style=EARLIER)
+        line.append(_ending(step.earlier, width - len(label) - new.cell_len - (not colour)), style=EARLIER)
         lines.append(line.append("" if colour else "|").append_text(new))
     return lines
 
@@ -133,11 +146,7 @@ def show(result: DecodingResult, row: int, vocabulary: Vocabulary, console: Cons
       vocabulary: of its tokens.
       console: where to print; without colours, brackets stand in for them.
     """
-    colour = console.color_system is not None
-    arrays = (result.tokens, result.step_guesses, result.step_accepted, result.step_emitted)
-    tokens, guesses, accepted, emitted = (np.asarray(array[row]) for array in arrays)
-    steps = read_steps(tokens, guesses, accepted, emitted, vocabulary)
-    for line in render(steps, width=console.width, colour=colour):
+    for line in render(steps_of(result, row, vocabulary), width=console.width, colour=console.color_system is not None):
         console.print(line)
     calls, length = int(result.num_target_calls[row]), int(result.lengths[row])
     figures = f"{length / calls:.2f} tokens per target call, alpha {result.alpha[row]:.2f}"

@@ -1,4 +1,3 @@
-import argparse
 import pathlib
 import re
 import tomllib
@@ -6,7 +5,7 @@ import tomllib
 import gin
 import pytest
 
-from specdec_jax import cli, packaged
+from specdec_jax import configuration, packaged
 from specdec_jax.models.t5 import T5, T5Config
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -20,7 +19,9 @@ SIZES = [
     }.items()
     for size in sizes.split()
 ]
-CONFIGS = ["demo.gin", "demo_ende.gin", "demo_restore.gin", "demo_summarize.gin", "generate.gin"]
+TABLES = ["table2_demo.gin", "table2_simulated.gin", "table2_tpu.gin"]
+CONFIGS = ["demo.gin", "demo_ende.gin", "demo_restore.gin", "demo_summarize.gin", "generate.gin", *TABLES]
+COMMANDS = {"demo.gin": configuration.demo} | dict.fromkeys(TABLES, configuration.plan)
 REQUIRED = ["TARGET_CHECKPOINT='t'", "DRAFT_CHECKPOINT='d'", "VOCABULARY='bytes'"]
 
 
@@ -31,9 +32,8 @@ def clean():
     gin.clear_config()
 
 
-def configure(*files, bindings=(), search_paths="", configurable=cli.generate):
-    args = argparse.Namespace(gin_file=list(files), gin_search_paths=search_paths)
-    return cli._configure(configurable, args, bindings)
+def configure(*files, bindings=(), search_paths="", configurable=configuration.generate):
+    return configuration.configure(configurable, files, bindings, search_paths)
 
 
 def num_weights(c: T5Config) -> int:
@@ -91,7 +91,7 @@ def test_two_sizes_in_one_run():
 def test_runs_parse_and_their_headers_are_true(name):
     text = (ROOT / "configs" / name).read_text()
     header = text.split("\n\n")[0]
-    command = cli.demo if name == "demo.gin" else cli.generate
+    command = COMMANDS.get(name, configuration.generate)
     required = re.search(r"# Required macros: (.*)\.", header)[1]
     required = [] if required == "none" else required.split(", ")
     for part in ("# RUN: ", "#   specdec ", "# Hardware: ", "# Prints: "):
@@ -101,6 +101,8 @@ def test_runs_parse_and_their_headers_are_true(name):
         with pytest.raises(ValueError, match=f"the macro {required[0]} is required"):
             configure(f"configs/{name}", configurable=command)
     values = dict(binding.split("=") for binding in REQUIRED)
+    for task in ("ENDE", "CNNDM"):
+        values |= {f"{task}_TARGET": "'t'", f"{task}_DRAFTS": "{'small': 'd'}", f"{task}_INPUTS": "'lines.txt'"}
     result = configure(
         f"configs/{name}", bindings=[f"{macro}={values[macro]}" for macro in required], configurable=command
     )

@@ -4,42 +4,25 @@ import numpy as np
 import pytest
 
 from specdec_jax import theory
-
-# alpha, gamma, operations, speed; c and c_hat are 0
-TABLE_1 = [
-    (0.6, 2, 1.53, 1.96),
-    (0.7, 3, 1.58, 2.53),
-    (0.8, 2, 1.23, 2.44),
-    (0.8, 5, 1.63, 3.69),
-    (0.9, 2, 1.11, 2.71),
-    (0.9, 10, 1.60, 6.86),
-]
-# gamma, alpha, c, Exp
-TABLE_2 = [
-    (7, 0.75, 0.02, 3.2),
-    (7, 0.80, 0.04, 3.3),
-    (7, 0.82, 0.11, 2.5),
-    (7, 0.62, 0.02, 2.3),
-    (5, 0.68, 0.04, 2.4),
-    (3, 0.71, 0.11, 2.0),
-    (5, 0.65, 0.02, 2.4),
-    (5, 0.73, 0.04, 2.6),
-    (3, 0.74, 0.11, 2.0),
-    (5, 0.53, 0.02, 1.9),
-    (3, 0.55, 0.04, 1.8),
-    (3, 0.56, 0.11, 1.6),
-]
+from specdec_jax.harness import paper
 
 
-@pytest.mark.parametrize(("alpha", "gamma", "operations", "speed"), TABLE_1)
-def test_table_1(alpha, gamma, operations, speed):
-    assert theory.speedup(alpha, gamma, 0.0) == pytest.approx(speed, abs=0.005)
-    assert theory.operations(alpha, gamma, 0.0) == pytest.approx(operations, abs=0.005)
+@pytest.mark.parametrize("row", paper.TABLE1, ids=str)
+def test_table_1(row):
+    assert theory.speedup(row.alpha, row.gamma, 0.0) == pytest.approx(row.speed, abs=0.005)
+    assert theory.operations(row.alpha, row.gamma, 0.0) == pytest.approx(row.operations, abs=0.005)
 
 
-@pytest.mark.parametrize(("gamma", "alpha", "c", "expected"), TABLE_2)
-def test_the_expectations_of_table_2(gamma, alpha, c, expected):
-    assert theory.speedup(alpha, gamma, c) == pytest.approx(expected, abs=0.07)  # the printed inputs are rounded
+@pytest.mark.parametrize("row", paper.TABLE2, ids=str)
+def test_the_expectations_of_table_4(row):
+    assert theory.speedup(row.alpha, row.gamma, row.c) == pytest.approx(row.expected, abs=0.07)  # inputs are rounded
+
+
+def test_the_speedups_under_lenience_at_temperature_0():
+    (row,) = (row for row in paper.TABLE5 if row.temperature == 0)
+    for alpha, speedup in zip(row.alphas, row.speedups, strict=True):
+        found = theory.speedup(alpha, paper.LENIENT_GAMMA_GREEDY, paper.LENIENT_C)
+        assert found == pytest.approx(speedup, abs=0.05)
 
 
 def test_tokens_per_step_is_the_sum_of_reaching_each_place():

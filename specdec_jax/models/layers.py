@@ -49,12 +49,27 @@ class Dense(nn.Module):
         rows = x.astype(self.dtype).reshape(-1, x.shape[-1])  # two axes: the gradient's products are faster so
         if self.has_variable("params", TRANSPOSED):
             kernel = self.get_variable("params", TRANSPOSED).astype(self.dtype)
-            product = jax.lax.optimization_barrier(jnp.einsum("oi,ri->or", kernel, rows)).T
+            product = jax.lax.optimization_barrier(_times_rows(kernel, rows)).T
         else:
             init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
             kernel = self.param("kernel", init, (x.shape[-1], self.features), jnp.float32)
             product = jnp.dot(rows, kernel.astype(self.dtype))
         return product.reshape(*x.shape[:-1], self.features)
+
+
+def _times_rows(kernel: Float[Array, "out_dim in_dim"], rows: Float[Array, "rows in_dim"]) -> Array:
+    """[out, rows], as fast as XLA for CPU can.
+
+    One row it multiplies on a single core. As a batch of two products, of half the outputs each, it takes two: two
+    thirds of the time on two cores, and no more on one. Two rows are fastest as two such products.
+    """
+    num, on_mesh = rows.shape[0], not jax.sharding.get_abstract_mesh().empty
+    if num > 2 or kernel.shape[0] % 2 or on_mesh:  # halves of a kernel that is split over devices would be moved
+        return jnp.einsum("oi,ri->or", kernel, rows)
+    halves = kernel.reshape(2, -1, kernel.shape[1])
+    both = [jnp.broadcast_to(rows[i], (2, 1, kernel.shape[1])) for i in range(num)]
+    products = [jnp.einsum("noi,nri->nor", halves, row).reshape(-1, 1) for row in both]
+    return jnp.concatenate(products, axis=1)
 
 
 class RMSNorm(nn.Module):

@@ -65,6 +65,17 @@ def write_slots(
     return with_logical_constraint(written, SLOT_AXES)
 
 
+def _once_known(
+    update: Float[Array, "batch heads k head_dim"], attended: Float[Array, "batch k emb"]
+) -> Float[Array, "batch heads k head_dim"]:
+    """What is written into a cache, not known before the attention to that cache is.
+
+    Without this dependence XLA for CPU cannot tell that the cache is read before it is overwritten, and copies all of
+    it, twice in every call.
+    """
+    return update + 0 * attended[:, :1, :1, None].astype(update.dtype)
+
+
 def _residual(x: Float[Array, "batch length emb"]) -> Float[Array, "batch length emb"]:
     """Says how the residual stream is split over devices: whole vectors, of which every device has its rows'."""
     return with_logical_constraint(x, ("batch", "length", "embed"))
@@ -170,7 +181,9 @@ class DecoderLayer(nn.Module):
             bias = decoder_bias(self.relpos_bias, positions, x.shape[1], slots[0].shape[2])
         y = self.pre_self_attention_layer_norm(x)
         new = self.self_attention.keys_values(y)
-        x = _residual(x + self.self_attention.attend(y, Segment(*slots, bias.cached), Segment(*new, bias.block)))
+        attended = self.self_attention.attend(y, Segment(*slots, bias.cached), Segment(*new, bias.block))
+        new = tuple(_once_known(update, attended) for update in new)  # the slots have been read
+        x = _residual(x + attended)
         y = self.pre_cross_attention_layer_norm(x)
         x = _residual(x + self.encoder_decoder_attention.attend(y, cross))
         keys, values = (write_slots(old, added, positions) for old, added in zip(slots, new, strict=True))
