@@ -18,6 +18,7 @@ from specdec_jax import verification
 from specdec_jax.comparison import forced_logits
 from specdec_jax.generation import Batch, Pair
 from specdec_jax.models.t5 import T5
+from specdec_jax.results import DecodingResult
 from specdec_jax.sampling import GREEDY_BELOW, PointMass, Sampling, to_probabilities
 from specdec_jax.sharding import Sharded, fetch
 from specdec_jax.types import Params
@@ -62,7 +63,7 @@ class Acceptance(NamedTuple):
 def measure(
     pair: Pair,
     batches: Sequence[Batch],
-    outputs: Sequence[Int32[np.ndarray, "rows length"]],
+    results: Sequence[DecodingResult],
     leniences: Sequence[float],
 ) -> Acceptance:
     """Runs both models over the target's outputs.
@@ -70,22 +71,19 @@ def measure(
     Args:
       pair: the models.
       batches: what was decoded.
-      outputs: per batch, the tokens that the target alone emitted, padded with 0 behind the end; rows that only fill a
-        batch may be left out.
+      results: per batch, what the target alone made of it, numpy; of rows that only fill a batch nothing is taken.
       leniences: for which to compute alpha(l) too.
 
     Raises:
       ValueError: there is no output token.
     """
     betas, inside = [], []
-    for batch, tokens in zip(batches, outputs, strict=True):
-        filled = np.zeros((len(batch.seeds), tokens.shape[1]), np.int32)
-        filled[: len(tokens)] = tokens
-        found = _betas(
-            *pair[:4], batch, jnp.asarray(filled), pair.vocabulary.eos_id, jnp.asarray([1.0, *leniences], jnp.float32)
-        )
-        betas.append(np.asarray(fetch(found), np.float64)[:, : len(tokens)])
-        inside.append(tokens != 0)
+    for batch, result in zip(batches, results, strict=True):
+        rows, places = batch.num_rows, np.arange(result.tokens.shape[1])
+        tokens, all_leniences = jnp.asarray(result.tokens), jnp.asarray([1.0, *leniences], jnp.float32)
+        found = _betas(*pair[:4], batch, tokens, pair.vocabulary.eos_id, all_leniences)
+        betas.append(np.asarray(fetch(found), np.float64)[:, :rows])
+        inside.append(places[None] < result.lengths[:rows, None])
     if not any(one.any() for one in inside):
         raise ValueError("the target emitted no token; there is nothing to measure alpha on.")
     beta, counts = np.concatenate(betas, axis=1), np.concatenate(inside, axis=0)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
 from specdec_jax import packaged, theory
 from specdec_jax.drafters.model import ModelDrafter
@@ -16,6 +15,7 @@ from specdec_jax.harness.paper import LENIENCES
 from specdec_jax.harness.plan import Plan, Task
 from specdec_jax.harness.records import Record
 from specdec_jax.models.t5_config import T5Config
+from specdec_jax.results import DecodingResult
 from specdec_jax.sampling import GREEDY_BELOW
 from specdec_jax.settings import Settings, find_rule
 from specdec_jax.sharding import fetch
@@ -177,7 +177,7 @@ class TaskModels:
         self._target: Any = None
         self._draft: tuple[str, Any] | None = None
         self._vocabulary: Vocabulary | None = None
-        self._outputs: dict[float, tuple[list[Batch], list[np.ndarray]]] = {}
+        self._outputs: dict[float, tuple[list[Batch], list[DecodingResult]]] = {}
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -240,7 +240,7 @@ class TaskModels:
         found = acceptance.measure(pair, batches, outputs, LENIENCES)
         return found._asdict() | {"by_position": [some._asdict() for some in found.by_position]}
 
-    def _generated(self, pair: Pair, temperature: float) -> tuple[list[Batch], list[np.ndarray]]:
+    def _generated(self, pair: Pair, temperature: float) -> tuple[list[Batch], list[DecodingResult]]:
         """What the target says to the inputs, one batch after the other until there are enough tokens."""
         if temperature not in self._outputs:
             encoded = read_inputs(self._task, self.vocabulary)
@@ -252,7 +252,7 @@ class TaskModels:
             for batch in self._batches(encoded, temperature, plan.alpha_batch_size):
                 result = fetch(decode_plainly(pair, batch, self._settings(temperature, plan.alpha_batch_size)))
                 batches.append(batch)
-                outputs.append(result.tokens[: batch.num_rows])
+                outputs.append(result)
                 tokens += int(result.lengths[: batch.num_rows].sum())
                 if tokens >= plan.num_tokens:
                     break

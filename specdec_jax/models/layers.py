@@ -63,7 +63,7 @@ def _times_rows(kernel: Float[Array, "out_dim in_dim"], rows: Float[Array, "rows
     One row it multiplies on a single core. As a batch of two products, of half the outputs each, it takes two: two
     thirds of the time on two cores, and no more on one. Two rows are fastest as two such products.
     """
-    num, on_mesh = rows.shape[0], not jax.sharding.get_abstract_mesh().empty
+    num, on_mesh = rows.shape[0], jax.sharding.get_abstract_mesh().size > 1
     if num > 2 or kernel.shape[0] % 2 or on_mesh:  # halves of a kernel that is split over devices would be moved
         return jnp.einsum("oi,ri->or", kernel, rows)
     halves = kernel.reshape(2, -1, kernel.shape[1])
