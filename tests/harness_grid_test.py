@@ -2,6 +2,7 @@ import json
 import pathlib
 
 import pytest
+import tiny_plan
 
 from specdec_jax import cli, theory
 from specdec_jax.harness import costs, grid
@@ -10,8 +11,7 @@ from specdec_jax.models.t5_config import T5Config
 from specdec_jax.vocabularies import load_vocabulary
 
 ROOT = pathlib.Path(__file__).parent.parent
-FIXTURE = str(ROOT / "tests/fixtures/mini_{}/legacy_f32/checkpoint_1500")
-WORDS = ["fish three", "cat red", "blue", "one"]
+FIXTURE, WORDS = tiny_plan.FIXTURE, tiny_plan.WORDS
 TINY = T5Config(
     vocab_size=40, emb_dim=8, num_heads=2, head_dim=4, mlp_dim=16, num_encoder_layers=1, num_decoder_layers=1
 )
@@ -174,24 +174,8 @@ def test_a_task_that_cannot_be_measured_is_refused(tmp_path, changes, message):
 
 
 def test_the_commands_write_every_form(tmp_path, monkeypatch, capsys):
-    lines = tmp_path / "lines.txt"
-    lines.write_text("\n".join(WORDS))
     monkeypatch.chdir(ROOT)
-    flags = [
-        "--gin_file=configs/table2_demo.gin",
-        f"--gin.DIRECTORY='{tmp_path}/results'",
-        *"--gin.NAME='t' --gin.NUM_PROMPTS=1 --gin.REPEATS=1 --gin.ROUNDS=1 --gin.NUM_TOKENS=8".split(),
-        "--gin.GAMMAS=(2,)",
-        "--gin.MAX_GAMMA=2",
-        "--gin.TEMPERATURES=(0.0,)",
-        "--gin.TASKS=[@ende/Task()]",
-        f"--gin.DRAFTS={{'small': '{FIXTURE.format('draft')}'}}",
-        f"--gin.Task.target='{FIXTURE.format('target')}'",
-        "--gin.Task.vocabulary='bytes'",
-        f"--gin.ende/Task.inputs='{lines}'",
-        "--gin.ende/Task.task_prefix=''",
-        "--gin.Task.max_decode_length=12",
-    ]
+    flags = ["--gin_file=configs/table2_demo.gin", *tiny_plan.flags(tmp_path)]
     for command in ("table1", "table2", "table3", "table4", "table5", "figures"):
         assert cli.main([command, *flags]) == 0, capsys.readouterr().err
     written = {path.name for path in (tmp_path / "results").iterdir()}

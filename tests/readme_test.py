@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+import tiny_plan
 from t5x_gin_parser import read_command, run, write_stand_ins
 
 from specdec_jax import cli
@@ -35,7 +36,7 @@ def test_every_command_is_of_a_kind_that_is_tested():
 
 
 @pytest.mark.parametrize("line", SPECDEC)
-def test_command(line, monkeypatch, capsys):
+def test_command(line, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(ROOT)
     line, _, redirected = line.partition(" < ")
     if redirected:
@@ -44,7 +45,8 @@ def test_command(line, monkeypatch, capsys):
     line = re.sub(r"'gs://[^']*xxl[^']*'", repr(FIXTURE.format("target")), line)
     line = re.sub(r"'gs://[^']*small[^']*'", repr(FIXTURE.format("draft")), line).replace("'spiece.model'", "'bytes'")
     few = ["--sequences=128", "--laws=1"] if line.startswith("specdec verify") else []  # instead of thousands
-    assert cli.main([*shlex.split(line)[1:], "--gin.MAX_DECODE_LENGTH=16", *few]) == 0
+    few += tiny_plan.flags(tmp_path) if " table2 " in line else ["--gin.MAX_DECODE_LENGTH=16"]
+    assert cli.main([*shlex.split(line)[1:], *few]) == 0
     captured = capsys.readouterr()
     assert captured.out.strip()
     if redirected:
