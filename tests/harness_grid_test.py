@@ -12,6 +12,7 @@ from specdec_jax.vocabularies import load_vocabulary
 
 ROOT = pathlib.Path(__file__).parent.parent
 FIXTURE, WORDS = tiny_plan.FIXTURE, tiny_plan.WORDS
+RUN = "--gin_file=configs/table2_demo.gin"
 TINY = T5Config(
     vocab_size=40, emb_dim=8, num_heads=2, head_dim=4, mlp_dim=16, num_encoder_layers=1, num_decoder_layers=1
 )
@@ -175,7 +176,7 @@ def test_a_task_that_cannot_be_measured_is_refused(tmp_path, changes, message):
 
 def test_the_commands_write_every_form(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
-    flags = ["--gin_file=configs/table2_demo.gin", *tiny_plan.flags(tmp_path)]
+    flags = [RUN, *tiny_plan.flags(tmp_path)]
     for command in ("table1", "table2", "table3", "table4", "table5", "figures"):
         assert cli.main([command, *flags]) == 0, capsys.readouterr().err
     written = {path.name for path in (tmp_path / "results").iterdir()}

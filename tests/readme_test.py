@@ -7,8 +7,8 @@ import shlex
 import subprocess
 import sys
 
+import harness_grid_test
 import pytest
-import tiny_plan
 from t5x_gin_parser import read_command, run, write_stand_ins
 
 from specdec_jax import cli
@@ -24,19 +24,21 @@ def commands() -> list[str]:
     return [line.strip() for line in re.findall(r"(?m)^    (\S.*)$", re.sub(r"(?s)```.*?```", "", text))]
 
 
-SPECDEC = [line for line in commands() if line.startswith("specdec ")]
+TABLES = [line for line in commands() if line.startswith("specdec table2 ")]
+SPECDEC = [line for line in commands() if line.startswith("specdec ") and line not in TABLES]
 T5X = [line for line in commands() if line.startswith("python -m t5x")]
 MAKE = [line for line in commands() if line.startswith("make ")]
 
 
 def test_every_command_is_of_a_kind_that_is_tested():
     assert len(SPECDEC) >= 5 and MAKE == ["make demo", "make test"]
-    assert sorted(SPECDEC + MAKE + T5X) == sorted(commands()) and len(T5X) == 1
+    assert sorted(SPECDEC + MAKE + T5X + TABLES) == sorted(commands()) and len(T5X) == 1
+    assert [f"specdec table2 {harness_grid_test.RUN}"] == TABLES  # run there, with little to measure
     assert len(README.splitlines()) < 150
 
 
 @pytest.mark.parametrize("line", SPECDEC)
-def test_command(line, monkeypatch, capsys, tmp_path):
+def test_command(line, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     line, _, redirected = line.partition(" < ")
     if redirected:
@@ -45,8 +47,7 @@ def test_command(line, monkeypatch, capsys, tmp_path):
     line = re.sub(r"'gs://[^']*xxl[^']*'", repr(FIXTURE.format("target")), line)
     line = re.sub(r"'gs://[^']*small[^']*'", repr(FIXTURE.format("draft")), line).replace("'spiece.model'", "'bytes'")
     few = ["--sequences=128", "--laws=1"] if line.startswith("specdec verify") else []  # instead of thousands
-    few += tiny_plan.flags(tmp_path) if " table2 " in line else ["--gin.MAX_DECODE_LENGTH=16"]
-    assert cli.main([*shlex.split(line)[1:], *few]) == 0
+    assert cli.main([*shlex.split(line)[1:], "--gin.MAX_DECODE_LENGTH=16", *few]) == 0
     captured = capsys.readouterr()
     assert captured.out.strip()
     if redirected:
