@@ -14,6 +14,7 @@ Flags are those of T5X's programs: --gin_file, --gin.NAME=value, --gin_search_pa
 import argparse
 import dataclasses
 import functools
+import importlib.util
 import inspect
 import json
 import pathlib
@@ -177,7 +178,11 @@ def _table(name: str, argv: Sequence[str]) -> int:
     records.write(plan.path(name, ".csv"), tables.csv(table))
     written = [".md", ".csv"]
     if name == "table2":
-        written += [".json", *_save(plan, {"table2": lambda: plots.table2_plot(measured)})]
+        written.append(".json")
+        if importlib.util.find_spec("matplotlib") is None:  # a table is worth having without its figure
+            _warn("no figure was drawn, which needs matplotlib: pip install 'specdec_jax[plots]'")
+        else:
+            written += _save(plan, {"table2": lambda: plots.table2_plot(measured)})
     print(f"written: {plan.path(name, '')} ({', '.join(written)})")
     return 0
 
@@ -205,13 +210,9 @@ def _measure(plan: Plan, *, with_cells: bool) -> dict[str, Any]:
 
 
 def _save(plan: Plan, made: Mapping[str, Callable[[], Any]]) -> list[str]:
-    """Draws and writes figures; says so where they cannot be drawn, since tables are worth having without."""
-    try:
-        for name, draw in made.items():
-            figures.save(draw(), pathlib.Path(plan.directory), plan.path(name, "").name)
-    except ImportError as error:
-        _warn(f"no figure was drawn ({error}); pip install 'specdec_jax[plots]'.")
-        return []
+    """Draws and writes figures; returns the endings of what was written."""
+    for name, draw in made.items():
+        figures.save(draw(), pathlib.Path(plan.directory), plan.path(name, "").name)
     return [".png", ".svg"]
 
 

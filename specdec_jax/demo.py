@@ -188,7 +188,7 @@ def run(options: Options, console: Console) -> list[Row]:
 
 def measure_costs(pair: Pair, batch: Batch, settings: Settings) -> Costs:
     """Measures c and v with the shapes of decoding."""
-    work = costs.workload(pair, batch, settings)
+    work = costs.workload(*pair[:4], batch, settings)
     (target, block), draft = costs.measure_calls(work, [1, settings.gamma + 1], rounds=_ROUNDS)
     return Costs(costs.ratio(draft, target), costs.ratio(block, target))
 

@@ -32,8 +32,8 @@ class Models:
     """Where two models and their vocabulary are.
 
     Attributes:
-      target_checkpoint: T5X checkpoint of the target, or a "demo:" name.
-      draft_checkpoint: T5X checkpoint of the draft, or a "demo:" name.
+      target_checkpoint: the target, a T5X checkpoint, a folder of Hugging Face's, or a "demo:" name.
+      draft_checkpoint: the draft, likewise.
       vocabulary: a SentencePiece .model file, "bytes", or "demo:vocabulary".
       extra_ids: sentinel ids to append to the vocabulary.
       target_config: sizes that the checkpoint must have; None reads them off the checkpoint.

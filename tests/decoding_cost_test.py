@@ -1,6 +1,7 @@
 """What a step costs: one compilation, no host round trip, gamma draft calls and one target call."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -92,3 +93,15 @@ def test_no_host_round_trip(temperature):
     text = decoding.decode.lower(*models, inputs(2), **arguments(3, temperature)).as_text()
     for word in ("callback", "infeed", "outfeed", "send", "recv"):
         assert word not in text
+
+
+@pytest.mark.parametrize("gamma", [0, 3])
+def test_no_cache_is_copied_in_the_loop(gamma):
+    x, drafter = inputs(2), ModelDrafter(TARGET) if gamma else None
+    models = (TARGET, TARGET.prepare(target_params()), drafter, TARGET.prepare(target_params()) if gamma else None)
+    text = decoding.decode.lower(*models, x, **arguments(gamma, 0.0)).compile().as_text()
+    config, capacity = TARGET.config, 10 + gamma + 1
+    cache = rf"= f32\[2,{config.num_heads},{capacity},{config.head_dim}\]\S* "
+    assert re.search(cache + r"(fusion|dynamic-update-slice)\(", text)  # caches are found by this shape
+    loops = re.sub(r"(?ms)^ENTRY .*?^}", "", text)  # before the loop each cache becomes a buffer of its own
+    assert not re.findall(cache + r"copy\(", loops)

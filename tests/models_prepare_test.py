@@ -23,7 +23,7 @@ def test_prepared_weights_are_transposed_and_named_so():
         T5Config.from_params(prepared)
 
 
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("batch", [1, 2, 3])
 def test_prepared_weights_give_the_same_logits(batch):
     plain = tiny.params(MODEL)
     x = Inputs(tiny.encoder_inputs(batch, vocab=20))

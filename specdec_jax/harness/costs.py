@@ -19,7 +19,7 @@ from specdec_jax import verification
 from specdec_jax.decoding import decode
 from specdec_jax.drafters.base import Drafter
 from specdec_jax.drafters.model import ModelDrafter
-from specdec_jax.generation import Batch, Pair
+from specdec_jax.generation import Batch
 from specdec_jax.models.base import Decoder
 from specdec_jax.results import DecodingResult
 from specdec_jax.sampling import Sampling
@@ -89,13 +89,15 @@ class Workload(NamedTuple):
         )
 
 
-def workload(pair: Pair, batch: Batch, settings: Settings) -> Workload:
+def workload(
+    target: Decoder, target_params: Params, draft: Decoder, draft_params: Params, batch: Batch, settings: Settings
+) -> Workload:
     """What `generation.decode` decodes, to be timed."""
     return Workload(
-        target=pair.target,
-        target_params=pair.target_params,
-        drafter=ModelDrafter(pair.draft),
-        draft_params=pair.draft_params,
+        target=target,
+        target_params=target_params,
+        drafter=ModelDrafter(draft),
+        draft_params=draft_params,
         inputs=batch.inputs,
         sampling=batch.sampling,
         draft_sampling=batch.draft_sampling,
@@ -211,18 +213,14 @@ def measure(work: Workload, *, rounds: int) -> Costs:
         "bodies": _Calls(**target_alone, **draft_alone, first=True, ones=work.gamma - 1, block=work.gamma + 1),
     }
     slopes = {name: _calls_slope(work, calls) for name, calls in loops.items()}
-    slopes["step"] = _steps_slope(work, work.gamma)
-    slopes["plain_step"] = _steps_slope(work, 0)
+    slopes |= {"step": _steps_slope(work, work.gamma), "plain_step": _steps_slope(work, 0)}
     prefill = functools.partial(_prefill, inputs=work.inputs, capacity=work.capacity)
     starts = {
         "prefill_target": lambda: prefill(work.target, work.target_params),
         "prefill_draft": lambda: prefill(work.drafter, work.draft_params),
     }
-    functions = [f for slope in slopes.values() for f in (slope.few, slope.many)] + list(starts.values())
-    found = interleaved(functions, repeats=rounds)
-    seconds = {name: slope.per_iteration(*found[2 * i : 2 * i + 2]) for i, (name, slope) in enumerate(slopes.items())}
-    seconds |= {name: list(found[2 * len(slopes) + i].all_seconds) for i, name in enumerate(starts)}
-    return Costs(gamma=work.gamma, **seconds)
+    seconds = _seconds(list(slopes.values()), list(starts.values()), rounds=rounds)
+    return Costs(gamma=work.gamma, **dict(zip([*slopes, *starts], seconds, strict=True)))
 
 
 def measure_calls(work: Workload, widths: Sequence[int], *, rounds: int) -> tuple[list[list[float]], list[float]]:
@@ -239,8 +237,7 @@ def measure_calls(work: Workload, widths: Sequence[int], *, rounds: int) -> tupl
     target = {"target": work.target, "target_params": work.target_params}
     slopes = [_calls_slope(work, _Calls(**target, block=width)) for width in widths]
     slopes.append(_calls_slope(work, _Calls(drafter=work.drafter, draft_params=work.draft_params, ones=1)))
-    found = interleaved([f for slope in slopes for f in (slope.few, slope.many)], repeats=rounds)
-    *blocks, draft = [slope.per_iteration(*found[2 * i : 2 * i + 2]) for i, slope in enumerate(slopes)]
+    *blocks, draft = _seconds(slopes, [], rounds=rounds)
     return blocks, draft
 
 
@@ -256,6 +253,14 @@ class _Slope(NamedTuple):
         more = self.iterations(few.value, many.value)
         # A busy machine can make the longer loop the faster one; a time is positive.
         return [max((b - a) / more, 1e-9) for a, b in zip(few.all_seconds, many.all_seconds, strict=True)]
+
+
+def _seconds(slopes: Sequence[_Slope], calls: Sequence[Callable[[], Any]], *, rounds: int) -> list[list[float]]:
+    """Seconds per round: of an iteration of each slope, then of each call, all timed in turn."""
+    found = interleaved([*(f for slope in slopes for f in (slope.few, slope.many)), *calls], repeats=rounds)
+    of_slopes, of_calls = found[: 2 * len(slopes)], found[2 * len(slopes) :]
+    pairs = zip(slopes, of_slopes[::2], of_slopes[1::2], strict=True)
+    return [*(slope.per_iteration(few, many) for slope, few, many in pairs), *(list(t.all_seconds) for t in of_calls)]
 
 
 class _Calls(NamedTuple):
@@ -300,7 +305,7 @@ def _prefill(model: Any, params: Params, *, inputs: Inputs, capacity: int) -> An
 
 
 def _after(x: Int32[Array, "batch length"], result: Any) -> Int32[Array, "batch length"]:
-    """X as it is, but only once a call's result is there; XLA can take nothing of the call away."""
+    """The tokens as they are, but only once a call's result is there; XLA can take nothing of the call away."""
     leaf = jax.tree.leaves(jax.lax.optimization_barrier(result))[0]
     never = jnp.any(leaf.reshape(leaf.shape[0], -1)[:, :1] == -98765, axis=1, keepdims=True)
     return x ^ never.astype(jnp.int32)

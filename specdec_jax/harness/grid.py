@@ -1,5 +1,7 @@
 """Measures a plan: acceptance, costs and walltime of every task, draft, temperature and gamma, entry by entry."""
 
+import dataclasses
+import functools
 import json
 import pathlib
 from collections.abc import Callable, Sequence
@@ -8,18 +10,18 @@ from typing import Any
 import jax.numpy as jnp
 
 from specdec_jax import packaged, theory
-from specdec_jax.drafters.model import ModelDrafter
 from specdec_jax.generation import Batch, Pair, decode_plainly, load_model, make_batches, row_seed
 from specdec_jax.harness import acceptance, costs, simulated, walltime
 from specdec_jax.harness.paper import LENIENCES
 from specdec_jax.harness.plan import Plan, Task
 from specdec_jax.harness.records import Record
+from specdec_jax.models.t5 import T5
 from specdec_jax.models.t5_config import T5Config
 from specdec_jax.results import DecodingResult
 from specdec_jax.sampling import GREEDY_BELOW
 from specdec_jax.settings import Settings, find_rule
 from specdec_jax.sharding import fetch
-from specdec_jax.types import Inputs
+from specdec_jax.types import Inputs, Params
 from specdec_jax.vocabularies import Vocabulary, load_vocabulary
 
 Report = Callable[[str, int, int], None]
@@ -176,16 +178,17 @@ class TaskModels:
         self._plan, self._task = plan, task
         self._target: Any = None
         self._draft: tuple[str, Any] | None = None
-        self._vocabulary: Vocabulary | None = None
         self._outputs: dict[float, tuple[list[Batch], list[DecodingResult]]] = {}
 
-    @property
+    @functools.cached_property
     def vocabulary(self) -> Vocabulary:
         """The task's vocabulary."""
         assert self._task.vocabulary is not None
-        if self._vocabulary is None:
-            self._vocabulary = load_vocabulary(packaged.resolve(self._task.vocabulary), self._task.extra_ids)
-        return self._vocabulary
+        return load_vocabulary(packaged.resolve(self._task.vocabulary), self._task.extra_ids)
+
+    @functools.cached_property
+    def _encoded(self) -> list[list[int]]:
+        return read_inputs(self._task, self.vocabulary)
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
@@ -197,7 +200,7 @@ class TaskModels:
             return simulated.random_model(model, seed=seed)
         return load_model(model, dtype=self._plan.dtype)
 
-    def pair(self, draft: str) -> Any:
+    def pair(self, draft: str) -> tuple[T5, Params, T5, Params]:
         """(target, its parameters, draft, its parameters)."""
         if self._target is None:
             self._target = self._load(self._task.target, seed=0)
@@ -243,8 +246,7 @@ class TaskModels:
     def _generated(self, pair: Pair, temperature: float) -> tuple[list[Batch], list[DecodingResult]]:
         """What the target says to the inputs, one batch after the other until there are enough tokens."""
         if temperature not in self._outputs:
-            encoded = read_inputs(self._task, self.vocabulary)
-            plan = self._plan
+            encoded, plan = self._encoded, self._plan
             if temperature >= GREEDY_BELOW:  # a row's seed goes by its place: the same input gives other samples
                 encoded = encoded * -(-plan.num_tokens // len(encoded))
             encoded = encoded[: plan.num_tokens]  # each output has one at least
@@ -261,42 +263,23 @@ class TaskModels:
 
     def works(self, draft: str, temperature: float, gamma: int) -> list[costs.Workload]:
         """What is timed: one for each prompt, or each batch of prompts."""
-        plan, task = self._plan, self._task
-        target, target_params, draft_model, draft_params = self.pair(draft)
-        rule: Any = find_rule(plan.rule, 1.0)
+        plan, task, models = self._plan, self._task, self.pair(draft)
         num, size = -(-plan.num_prompts // plan.batch_size), plan.batch_size
+        settings, rule = dataclasses.replace(self._settings(temperature, size), gamma=gamma), find_rule(plan.rule, 1.0)
         if plan.simulated:
             row = plan.paper_row(task, draft, temperature)
             assert row is not None
             rule = simulated.SimulatedAcceptance(rule, row.alpha)
-            tokens = [
-                simulated.random_inputs(size, task.max_input_length, target.vocab_size, seed=i) for i in range(num)
-            ]
-            settings = self._settings(temperature, size)
-            sampling = settings.sampling(size, target.vocab_size)
+            vocab_size = models[0].vocab_size
+            tokens = [simulated.random_inputs(size, task.max_input_length, vocab_size, seed=i) for i in range(num)]
+            sampling = settings.sampling(size, vocab_size)
             seeds = [
                 jnp.asarray([row_seed(plan.seed, i * size + j) for j in range(size)], jnp.int32) for i in range(num)
             ]
             batches = [Batch(Inputs(t), s, sampling, sampling, size) for t, s in zip(tokens, seeds, strict=True)]
         else:
-            encoded = read_inputs(task, self.vocabulary)[: num * size]
-            batches = self._batches(encoded, temperature, size)
-        return [
-            costs.Workload(
-                target=target,
-                target_params=target_params,
-                drafter=ModelDrafter(draft_model),
-                draft_params=draft_params,
-                inputs=batch.inputs,
-                sampling=batch.sampling,
-                draft_sampling=batch.draft_sampling,
-                seeds=batch.seeds,
-                gamma=gamma,
-                max_length=task.max_decode_length,
-                rule=rule,
-            )
-            for batch in batches
-        ]
+            batches = self._batches(self._encoded[: num * size], temperature, size)
+        return [costs.workload(*models, batch, settings)._replace(rule=rule) for batch in batches]
 
 
 def read_inputs(task: Task, vocabulary: Vocabulary) -> list[list[int]]:

@@ -26,6 +26,7 @@ from specdec_jax.generation import Pair
 from specdec_jax.harness.peer_decoders import LOADERS, MODES, PLAIN, SPECULATIVE, Mode, Prompt, Weights
 from specdec_jax.harness.records import environment
 from specdec_jax.harness.tables import Table
+from specdec_jax.harness.walltime import geometric_mean
 from specdec_jax.models.t5 import T5
 from specdec_jax.packaged import resolve
 from specdec_jax.settings import Models, Settings
@@ -34,7 +35,6 @@ from specdec_jax.types import Params
 from specdec_jax.vocabularies import EOS_ID, PAD_ID, load_vocabulary
 
 _FREE = ("gamma", "rule", "seed", "max_decode_length", "max_input_length", "batch_size", "task_prefix")
-_RESAMPLES = 10_000
 
 
 def measure(
@@ -229,12 +229,11 @@ def summarize(
     times, ours = np.asarray(seconds), np.asarray(our_seconds)
     speeds = np.asarray(tokens) / np.median(times, axis=1)
     # Pairs of times within a round, so that a slow minute of the machine does not count.
-    logs = np.log(np.median(times / ours, axis=1) * np.asarray(our_tokens) / np.asarray(tokens))
-    picks = np.random.default_rng(0).integers(len(logs), size=(_RESAMPLES, len(logs)))
-    low, high = np.exp(np.quantile(logs[picks].mean(axis=1), (0.025, 0.975)))
+    ratios = np.median(times / ours, axis=1) * np.asarray(our_tokens) / np.asarray(tokens)
+    ratio = geometric_mean(ratios.tolist())
     figures = {"tokens_per_second": np.median(speeds)}
     figures |= {"low": np.quantile(speeds, 0.25), "high": np.quantile(speeds, 0.75)}
-    figures |= {"ratio": np.exp(logs.mean()), "ratio_low": low, "ratio_high": high}
+    figures |= {"ratio": ratio.mean, "ratio_low": ratio.low, "ratio_high": ratio.high}
     return {name: float(figure) for name, figure in figures.items()}
 
 

@@ -1,6 +1,6 @@
 """Walltime of speculative against plain decoding, paired per prompt, in alternating order."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -9,7 +9,7 @@ from specdec_jax.harness.costs import Costs, Workload
 from specdec_jax.sharding import fetch
 from specdec_jax.timing import interleaved
 
-_RESAMPLES = 2000
+_RESAMPLES = 10_000
 
 
 class Paired(NamedTuple):
@@ -47,7 +47,6 @@ def measure(
     eos_ids: Sequence[int],
     repeats: int,
     same_tokens: bool,
-    report: Callable[[int], None] = lambda done: None,
 ) -> list[Paired]:
     """Times both ways of decoding each batch.
 
@@ -60,7 +59,6 @@ def measure(
       eos_ids: ends of an output.
       repeats: timed decodes of each, in turn; the order changes from prompt to prompt.
       same_tokens: whether the two outputs have to be equal.
-      report: told how many prompts are done.
     """
     pairs = []
     for number, work in enumerate(works):
@@ -90,7 +88,6 @@ def measure(
                 equal=bool(np.array_equal(result.tokens, alone.tokens)) if same_tokens else None,
             )
         )
-        report(number + 1)
     return pairs
 
 
