@@ -22,7 +22,15 @@ from specdec_jax.drafters.base import BlockDrafter, Drafter, DrafterState
 from specdec_jax.drafting import propose, write
 from specdec_jax.models.base import Cache, Decoder
 from specdec_jax.results import DecodingResult, FinishReason, empty_result
-from specdec_jax.sampling import GREEDY_BELOW, End, PointMass, Sampling, constrain, row_keys, to_probabilities
+from specdec_jax.sampling import (
+    End,
+    PointMass,
+    Sampling,
+    constrain,
+    log_probabilities,
+    row_keys,
+    to_probabilities,
+)
 from specdec_jax.types import Inputs, Params
 from specdec_jax.verification import Proposal, Target
 
@@ -188,7 +196,7 @@ def decode(
     drafter_state = None if drafter is None else drafter.init(draft_params, inputs, capacity)
     end = End(eos_ids, positions)
     sampling, draft_sampling = sampling._replace(end=end), draft_sampling._replace(end=end)
-    greedy = jnp.ones((batch,), bool) if sampling.temperature is None else sampling.temperature < GREEDY_BELOW
+    greedy = sampling.greedy_rows(batch)
     most = jnp.full((batch,), max_length, jnp.int32) if limits is None else jnp.clip(limits, 0, max_length)
     rngs = row_keys(seeds)
     scale = jnp.asarray(lenience, jnp.float32)
@@ -204,18 +212,17 @@ def decode(
         logits, cache = target.extend(target_params, state.cache, block, state.positions)
         constrained = constrain(logits, sampling, tokens, state.positions)
         p = to_probabilities(constrained, sampling)
-        log_probs = jax.nn.log_softmax(constrained)
-        said = Target(p, log_probs, greedy)
+        said = Target(p, constrained, greedy)
         n, extra_token = rule(keys, said, proposal, scale)
         # 5. return prefix + [x_1, .., x_n, t]
         places = jnp.arange(gamma + 1)[None]
         emitted = jnp.where(places < n[:, None], jnp.pad(proposal.tokens, ((0, 0), (0, 1))), extra_token[:, None])
-        raw = verification.at_guesses(jax.nn.log_softmax(logits), emitted)
+        raw = log_probabilities(logits, emitted)
         if isinstance(p, PointMass):
             chosen = jnp.where(emitted == p.tokens, 0.0, -jnp.inf)  # what lenience lets pass has probability 0
         else:
             chosen = jnp.log(verification.at_guesses(p, emitted))
-        is_nan = jnp.isnan(verification.at_guesses(log_probs, emitted))
+        is_nan = ~jnp.isfinite(jnp.max(constrained, axis=-1))
         cut = _cut(state, n, emitted, is_nan, end, most)
         return _State(
             step=state.step + 1,

@@ -34,6 +34,7 @@ class Sampling(NamedTuple):
       forbidden_ids: int32 [n], ids of probability 0.
       temperature: float32 [batch]; a row below 1e-4 is argmax. None: every row is argmax, and nothing as wide as the
         vocabulary is built.
+      greedy: bool [batch], the rows that are argmax where only some are; None where no row is, or every one.
       top_k: int32 [batch], keep the k most likely ids; 0 keeps all.
       top_p: float32 [batch], keep the fewest ids whose probabilities sum to at least top_p; 1 keeps all.
       min_p: float32 [batch], keep ids at least min_p times as likely as the likeliest; 0 keeps all.
@@ -46,6 +47,7 @@ class Sampling(NamedTuple):
     min_length: Int32[Array, " batch"] | None = None
     forbidden_ids: Int32[Array, " n"] | None = None
     temperature: Float32[Array, " batch"] | None = None
+    greedy: Bool[Array, " batch"] | None = None
     top_k: Int32[Array, " batch"] | None = None
     top_p: Float32[Array, " batch"] | None = None
     min_p: Float32[Array, " batch"] | None = None
@@ -56,6 +58,12 @@ class Sampling(NamedTuple):
         """How many rows it is for; None where no setting belongs to a row."""
         per_row = self._per_row()
         return next(iter(per_row.values())).shape[0] if per_row else None
+
+    def greedy_rows(self, batch: int) -> Bool[Array, " batch"]:
+        """Which rows are argmax."""
+        if self.temperature is None or self.greedy is None:
+            return jnp.full((batch,), self.temperature is None)
+        return self.greedy
 
     def of_first_row(self, rows: int) -> "Sampling":
         """The first row's settings, for so many rows."""
@@ -141,7 +149,8 @@ def make_sampling(
         _check("forbidden_ids", forbidden_ids, np.asarray(forbidden_ids, np.int64) < num_ids, f"ids below {num_ids}")
         if len(set(forbidden_ids)) == num_ids:
             raise ValueError(f"forbidden_ids holds all of the {num_ids} ids; leave at least one.")
-    greedy = (temperatures < GREEDY_BELOW).all()
+    cold_rows = temperatures < GREEDY_BELOW
+    greedy = cold_rows.all()
 
     def unless(nothing: float | int, values: np.ndarray) -> Array | None:
         return None if (values == nothing).all() else jnp.asarray(values)
@@ -153,6 +162,7 @@ def make_sampling(
         min_length=unless(0, whole["min_length"]),
         forbidden_ids=jnp.asarray(forbidden_ids, jnp.int32) if len(forbidden_ids) else None,
         temperature=None if greedy else jnp.asarray(temperatures),
+        greedy=jnp.asarray(cold_rows) if cold_rows.any() and not greedy else None,
         top_k=None if greedy else unless(0, whole["top_k"]),
         top_p=None if greedy else unless(1, top_ps),
         min_p=None if greedy else unless(0, min_ps),
@@ -203,9 +213,9 @@ def constrain(
 
     Where the rules leave no id at all, the result is NaN, which ends the row as NaN logits do.
     """
-    given = logits
     if sampling.num_ids is not None:
         logits = jnp.where(_ids(logits) < sampling.num_ids, logits, -jnp.inf)
+    given = logits
     if sampling.repetition_penalty is not None:
         logits = constraints.penalize_repetition(logits, tokens, positions, sampling.repetition_penalty)
     if sampling.no_repeat_ngram is not None:
@@ -222,14 +232,23 @@ def constrain(
     return jnp.where(jnp.all(jnp.isneginf(logits), axis=-1, keepdims=True), jnp.nan, logits)
 
 
+def log_probabilities(
+    logits: Float32[Array, "batch k vocab"], tokens: Int32[Array, "batch k"]
+) -> Float32[Array, "batch k"]:
+    """log softmax(logits) at one id each; NaN where any of the logits is."""
+    largest = jnp.max(logits, axis=-1, keepdims=True)
+    total = jnp.sum(jnp.exp(logits - largest), axis=-1)
+    return (jnp.take_along_axis(logits, tokens[..., None], axis=-1) - largest)[..., 0] - jnp.log(total)
+
+
 def to_probabilities(logits: Float32[Array, "batch k vocab"], sampling: Sampling) -> Standardized:
     """The second half of `standardize`: temperature and the filters that follow it."""
     if sampling.temperature is None:
         return PointMass(_best(logits))
     temperature = sampling.temperature[:, None, None]
-    greedy = temperature < GREEDY_BELOW
-    is_best = _ids(logits) == _best(logits)[..., None]
-    scaled = logits / jnp.where(greedy, 1.0, temperature)
+    if sampling.greedy is not None:
+        temperature = jnp.where(sampling.greedy[:, None, None], 1.0, temperature)
+    scaled = logits / temperature
     scaled = scaled - jnp.max(scaled, axis=-1, keepdims=True)
     if sampling.top_k is not None:
         scaled = jnp.where(_keep_top_k(scaled, sampling.top_k[:, None]), scaled, -jnp.inf)
@@ -237,16 +256,22 @@ def to_probabilities(logits: Float32[Array, "batch k vocab"], sampling: Sampling
         scaled = jnp.where(_keep_top_p(scaled, sampling.top_p[:, None]), scaled, -jnp.inf)
     if sampling.min_p is not None:
         likely = scaled >= jnp.log(sampling.min_p)[:, None, None]
-        scaled = jnp.where(likely | is_best, scaled, -jnp.inf)  # the best one too where min_p is 1, up to rounding
+        scaled = jnp.where(likely | _is_best(logits), scaled, -jnp.inf)  # the best one too where min_p is 1, up to rounding
     weight = jnp.exp(scaled)
     p = weight / jnp.sum(weight, axis=-1, keepdims=True)
-    return jnp.where(greedy & ~jnp.isnan(p), is_best.astype(p.dtype), p)
+    if sampling.greedy is None:
+        return p
+    return jnp.where(sampling.greedy[:, None, None] & ~jnp.isnan(p), _is_best(logits).astype(p.dtype), p)
 
 
 def _best(logits: Float32[Array, "batch k vocab"]) -> Int32[Array, "batch k"]:
     """The lowest id of the largest logit, as jnp.argmax, which XLA for CPU does one by one; any id where one is NaN."""
     is_largest = logits == jnp.max(logits, axis=-1, keepdims=True)
     return jnp.min(jnp.where(is_largest, _ids(logits), logits.shape[-1] - 1), axis=-1)
+
+
+def _is_best(logits: Float32[Array, "batch k vocab"]) -> Bool[Array, "batch k vocab"]:
+    return _ids(logits) == _best(logits)[..., None]
 
 
 def _ids(logits: Float32[Array, "batch k vocab"]) -> Int32[Array, "1 1 vocab"]:

@@ -58,12 +58,12 @@ class Target(NamedTuple):
 
     Attributes:
       p: standardized distributions, [batch, gamma + 1, vocab] or a PointMass.
-      log_probs: float32 [batch, gamma + 1, vocab], log-probabilities before temperature and filters.
+      logits: float32 [batch, gamma + 1, vocab], before temperature and filters; up to a constant log-probabilities.
       greedy: bool [batch], rows whose temperature is 0.
     """
 
     p: Standardized
-    log_probs: Float32[Array, "batch block vocab"]
+    logits: Float32[Array, "batch block vocab"]
     greedy: Bool[Array, " batch"]
 
 
@@ -151,8 +151,8 @@ def _q_of_guesses(proposal: Proposal, dtype: jnp.dtype) -> Float[Array, "batch g
 
 
 def _likely_enough(target: Target, gamma: int, lenience: Float[Array, ""]) -> Float[Array, "batch gamma"]:
-    """The log-probability from which on a row of temperature 0 accepts any guess; infinite where nothing is lenient."""
-    likely = jnp.log(lenience) + jnp.max(target.log_probs[:, :gamma], axis=-1)
+    """The logit from which on a row of temperature 0 accepts any guess; infinite where nothing is lenient."""
+    likely = jnp.log(lenience) + jnp.max(target.logits[:, :gamma], axis=-1)
     return jnp.where(target.greedy[:, None] & (lenience < 1), likely, jnp.inf)
 
 
@@ -174,7 +174,7 @@ def token(
     """
     p, guesses = target.p, proposal.tokens
     gamma = guesses.shape[1]
-    near_best = at_guesses(target.log_probs, guesses) >= _likely_enough(target, gamma, lenience)
+    near_best = at_guesses(target.logits, guesses) >= _likely_enough(target, gamma, lenience)
     if isinstance(p, PointMass):  # p(x) is 1 or 0, whatever q is: accepted when equal
         n = count_accepted((guesses == p.tokens[:, :-1]) | near_best, proposal.num_guesses)
         return n, jnp.take_along_axis(p.tokens, n[:, None], axis=1)[:, 0]
@@ -309,14 +309,14 @@ def beta(target: Target, proposal: Proposal, lenience: Float[Array, ""]) -> Floa
     """
     p, q, tokens = target.p, proposal.q, proposal.tokens
     gamma = tokens.shape[1]
-    log_probs, likely = target.log_probs[:, :gamma], _likely_enough(target, gamma, lenience)
+    logits, likely = target.logits[:, :gamma], _likely_enough(target, gamma, lenience)
     if q is None:
         if isinstance(p, PointMass):
-            chance = (p.tokens[:, :-1] == tokens).astype(log_probs.dtype)
+            chance = (p.tokens[:, :-1] == tokens).astype(logits.dtype)
         else:
             chance = jnp.minimum(at_guesses(p, tokens) / lenience, 1)
-        return jnp.where(at_guesses(log_probs, tokens) >= likely, 1, chance)
+        return jnp.where(at_guesses(logits, tokens) >= likely, 1, chance)
     ids = jnp.arange(q.shape[-1])[None, None]
     p = (ids == p.tokens[:, :gamma, None]).astype(q.dtype) if isinstance(p, PointMass) else p[:, :gamma]
     accepted = jnp.minimum(p / lenience, q)
-    return jnp.sum(jnp.where(log_probs >= likely[..., None], q, accepted), axis=-1)
+    return jnp.sum(jnp.where(logits >= likely[..., None], q, accepted), axis=-1)

@@ -109,7 +109,7 @@ def speculative(gamma, draft="near", rule=None, drafter=None, lenience=1.0):
     def decode(x, sampling, seeds):
         draft_sampling = sampling
         if own:
-            draft_sampling = sampling._replace(temperature=make_sampling(ROWS, **own).temperature)
+            draft_sampling = sampling._replace(temperature=make_sampling(ROWS, **own).temperature, greedy=None)
         return speculative_decode(
             TARGET,
             params(),
@@ -208,7 +208,7 @@ def another_residual(residual):
     def rule(keys, target, proposal, lenience):
         n, extra = verification.token(keys, target, proposal, lenience)
         place = jnp.minimum(n, proposal.q.shape[1] - 1)[:, None, None]
-        of_step = (target.p, proposal.q, jax.nn.softmax(target.log_probs))
+        of_step = (target.p, proposal.q, jax.nn.softmax(target.logits))
         weight = residual(*(jnp.take_along_axis(x, place, axis=1)[:, 0] for x in of_step))
         return n, jnp.where(n < proposal.num_guesses, draw(weight, uniforms(keys, EXTRA, 1)[:, 0]), extra)
 

@@ -19,7 +19,7 @@ from specdec_jax.comparison import forced_logits
 from specdec_jax.generation import Batch, Pair
 from specdec_jax.models.t5 import T5
 from specdec_jax.results import DecodingResult
-from specdec_jax.sampling import GREEDY_BELOW, PointMass, Sampling, to_probabilities
+from specdec_jax.sampling import PointMass, Sampling, to_probabilities
 from specdec_jax.sharding import Sharded, fetch
 from specdec_jax.types import Params
 from specdec_jax.verification import Proposal, Target
@@ -143,9 +143,8 @@ def _betas(
         return forced_logits(model, params, encoder_tokens, prefixes, some, eos_id)
 
     target_logits = logits(target, target_params, sampling)
-    log_probs = jax.nn.log_softmax(target_logits)
-    greedy = jnp.ones(tokens.shape[:1], bool) if sampling.temperature is None else sampling.temperature < GREEDY_BELOW
-    said = Target(to_probabilities(target_logits, sampling), log_probs, greedy)
+    greedy = sampling.greedy_rows(tokens.shape[0])
+    said = Target(to_probabilities(target_logits, sampling), target_logits, greedy)
     draft_logits = logits(draft, draft_params, batch.draft_sampling)[:, :-1]
     q = to_probabilities(draft_logits, batch.draft_sampling)
     everything = jnp.full(tokens.shape[:1], tokens.shape[1], jnp.int32)
