@@ -235,7 +235,7 @@ def constrain(
 def log_probabilities(
     logits: Float32[Array, "batch k vocab"], tokens: Int32[Array, "batch k"]
 ) -> Float32[Array, "batch k"]:
-    """log softmax(logits) at one id each; NaN where any of the logits is."""
+    """The logarithm of softmax(logits) at one id each; NaN where any of the logits is."""
     largest = jnp.max(logits, axis=-1, keepdims=True)
     total = jnp.sum(jnp.exp(logits - largest), axis=-1)
     return (jnp.take_along_axis(logits, tokens[..., None], axis=-1) - largest)[..., 0] - jnp.log(total)
@@ -256,7 +256,7 @@ def to_probabilities(logits: Float32[Array, "batch k vocab"], sampling: Sampling
         scaled = jnp.where(_keep_top_p(scaled, sampling.top_p[:, None]), scaled, -jnp.inf)
     if sampling.min_p is not None:
         likely = scaled >= jnp.log(sampling.min_p)[:, None, None]
-        scaled = jnp.where(likely | _is_best(logits), scaled, -jnp.inf)  # the best one too where min_p is 1, up to rounding
+        scaled = jnp.where(likely | _is_best(logits), scaled, -jnp.inf)  # the best one too where min_p is 1
     weight = jnp.exp(scaled)
     p = weight / jnp.sum(weight, axis=-1, keepdims=True)
     if sampling.greedy is None:
