@@ -6,7 +6,7 @@ BIN = $(VENV)/bin
 CORE = $(VENV)/.core-installed
 TESTS = $(VENV)/.$(EXTRAS)-installed
 
-.PHONY: demo test test-slow test-t5x lint types format clean
+.PHONY: demo test test-slow test-t5x tpu-report lint types format clean
 
 demo: $(CORE)
 	$(BIN)/specdec demo
@@ -20,6 +20,10 @@ test-slow: $(TESTS)
 test-t5x: # with VENV=, an environment that has t5x, which is not on PyPI: see scripts/t5x/setup_tpu_vm.sh
 	$(BIN)/python -c 'import t5x'
 	$(BIN)/python -m pytest -m t5x -p no:hypothesispytest  # which imports at the end, where TensorFlow can make that fail
+
+tpu-report: # the paper's setting on a TPU v4, by its compiler's estimate, into results/
+	$(MAKE) EXTRAS=dev,tpu $(VENV)/.dev,tpu-installed
+	$(BIN)/specdec tpu --table2 --output results/tpu_xxl
 
 lint: $(TESTS)
 	$(BIN)/ruff check .

@@ -7,6 +7,7 @@
     specdec convert demo:target /tmp/target_for_huggingface
     specdec table2 --gin_file=configs/table2_demo.gin
     specdec peers --gin_file=configs/demo_ende.gin < lines.txt
+    specdec tpu
 
 Flags are those of T5X's programs: --gin_file, --gin.NAME=value, --gin_search_paths; configuration.py reads them.
 """
@@ -27,10 +28,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.status import Status
 
-from specdec_jax import certificate, comparison, configuration, conversion, distributed, generation, trace
+from specdec_jax import certificate, comparison, configuration, conversion, distributed, generation, tpu, trace
 from specdec_jax import demo as demonstration
 from specdec_jax.generation import Batch, Pair
-from specdec_jax.harness import drawing, figures, grid, peers, plots, records, tables
+from specdec_jax.harness import drawing, figures, grid, peers, plots, records, tables, tpu_report
 from specdec_jax.harness.plan import Plan
 from specdec_jax.packaged import resolve
 from specdec_jax.settings import Models, Settings
@@ -51,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     convert = functools.partial(conversion.run, _Parser)
     commands = {"generate": _generate, "verify": _verify, "demo": _demo, "convert": convert, "peers": _peers}
-    commands |= {name: functools.partial(_table, name) for name in _TABLES} | {"figures": _figures}
+    commands |= {name: functools.partial(_table, name) for name in _TABLES} | {"figures": _figures, "tpu": _tpu}
     try:
         parser = _Parser(prog="specdec", description="Speculative decoding for T5.")
         parser.add_argument("command", choices=commands, help="specdec COMMAND --help says more")
@@ -103,6 +104,7 @@ def _generate(argv: Sequence[str]) -> int:
         models, settings = _configure_decoding(args, bindings)
         texts, encoded, pair = _load(args.texts, models, settings)
         batches = generation.make_batches(encoded, pair.vocabulary, settings)
+        pair = generation.lay_out(pair, batches[0], settings)
         if args.compare:
             _print_comparison(pair, batches, settings)
         else:
@@ -192,6 +194,7 @@ def _figures(argv: Sequence[str]) -> int:
     args, bindings = _split(parser, argv)
     args.gin_file = args.gin_file or ["configs/table2_demo.gin"]
     plan = _configure(configuration.plan, args, bindings)
+    figures.check_matplotlib()
     measured = _measure(plan, with_cells=True)
     made = drawing.draw(plan, measured)
     print(f"written: {', '.join(str(plan.path(name, '')) for name in made)} ({', '.join(_save(plan, made))})")
@@ -232,6 +235,29 @@ def _peers(argv: Sequence[str]) -> int:
     if args.output:
         path = pathlib.Path(args.output)
         texts = {".json": json.dumps(found, indent=1), ".md": tables.markdown(table), ".csv": tables.csv(table)}
+        for suffix, text in texts.items():
+            records.write(path.with_name(path.name + suffix), text)
+    return 0
+
+
+def _tpu(argv: Sequence[str]) -> int:
+    parser = _gin_parser("tpu", "Compiles decoding for a TPU that is not there; prints memory and estimated times.")
+    parser.add_argument("--table2", action="store_true", help="also predict Table 2, which compiles all of its drafts")
+    parser.add_argument("--output", metavar="PATH", help="write PATH.json and PATH.md")
+    args, bindings = _split(parser, argv)
+    args.gin_file = args.gin_file or ["configs/tpu.gin"]
+    options = _configure(configuration.tpu, args, bindings)
+    jax.config.update("jax_platforms", "cpu")  # nothing runs: a TPU that is there is left alone
+    with _status("starting") as status:
+        cells = tpu_report.CELLS if args.table2 else ()
+        found = tpu.measure(options, cells, report=lambda what: status.update(f"compiling: {what}"))
+    made, console = [tpu_report.programs(found)], Console()
+    made += [tpu_report.table2(found)] if args.table2 else []
+    for table in made:
+        console.print(tables.show(table, console.width))
+    if args.output:
+        path = pathlib.Path(args.output)
+        texts = {".json": json.dumps(found, indent=1), ".md": "\n".join(map(tables.markdown, made))}
         for suffix, text in texts.items():
             records.write(path.with_name(path.name + suffix), text)
     return 0
@@ -341,7 +367,7 @@ def _one_line(error: Exception) -> str:
     """An error as one line; a setting that it begins with is named as its macro."""
     message = " ".join(str(error).split())
     name = message.split(" ", 1)[0]
-    known = (configuration.generate, configuration.demo, configuration.plan)
+    known = (configuration.generate, configuration.demo, configuration.plan, configuration.tpu)
     settings = {parameter for configurable in known for parameter in inspect.signature(configurable).parameters}
     return message.replace(name, name.upper(), 1) if name in settings and f"{name} is " in message else message
 

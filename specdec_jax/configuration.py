@@ -23,6 +23,7 @@ from specdec_jax.harness.plan import Plan, Task
 from specdec_jax.models.t5 import T5Config
 from specdec_jax.packaged import GIN_ROOTS
 from specdec_jax.settings import Models, Settings
+from specdec_jax.tpu_compiler import Options
 
 gin.external_configurable(T5Config)
 # gin would also take a name for a Python package's resource, which fails where a folder of that name is importable.
@@ -127,6 +128,26 @@ def plan(
 ) -> Plan:
     """What gin files bind for `specdec table2` to `table5` and `specdec figures`."""
     return _checked(Plan, dict(locals()))
+
+
+@gin.configurable
+def tpu(
+    *,
+    sizes: Any,
+    target_size: Any,
+    draft_size: Any,
+    gamma: Any,
+    topology: Any,
+    mesh: Any,
+    batch_size: Any,
+    max_input_length: Any,
+    max_decode_length: Any,
+    temperature: Any,
+    dtype: Any,
+    layouts: Any,
+) -> Options:
+    """What gin files bind for `specdec tpu`."""
+    return _checked(Options, dict(locals()))
 
 
 def _checked(options: type[_Options], values: Mapping[str, Any]) -> _Options:

@@ -1,6 +1,7 @@
 """`specdec convert`: a checkpoint from T5X's format to Hugging Face's, or back."""
 
 import argparse
+import dataclasses
 import os
 from collections.abc import Callable, Sequence
 
@@ -10,6 +11,7 @@ from specdec_jax import packaged
 from specdec_jax.checkpoints import huggingface, t5x
 from specdec_jax.checkpoints.t5x_index import parse_path
 from specdec_jax.models.t5_config import T5Config
+from specdec_jax.types import Params
 
 FORMATS = ("huggingface", "t5x")
 
@@ -47,6 +49,8 @@ def convert(
     to = to or ("t5x" if is_huggingface else "huggingface")
     if to == "huggingface" and step is not None:
         raise ValueError(f"step is {step}; only a T5X checkpoint has a step.")
+    if step is not None and step < 0:
+        raise ValueError(f"step is {step}; it must be 0 or more.")
     step = step or 0
     final = parse_path(os.path.join(destination, f"checkpoint_{step}") if to == "t5x" else destination)
     if final.bucket is not None:
@@ -55,6 +59,8 @@ def convert(
         raise ValueError(f"{final}: already exists; remove it or choose another destination.")
 
     params = (huggingface if is_huggingface else t5x).load_params(path, dtype=dtype)
+    if to == "t5x" and is_huggingface:
+        _check_t5x_can_say(path, params)
     if to == "t5x":
         written = t5x.save_checkpoint(destination, params, step=step)
     else:
@@ -64,6 +70,17 @@ def convert(
     dtypes = " and ".join(sorted({leaf.dtype.name for leaf in leaves}))
     size = sum(leaf.size for leaf in leaves)
     return f"wrote {size:,} parameters of {source} in {dtypes} as a {_TITLES[to]} checkpoint: {written}"
+
+
+def _check_t5x_can_say(path: str, params: Params) -> None:
+    """A T5X checkpoint has weights alone; sizes that these do not show are the usual ones when it is read."""
+    config, again = huggingface.read_config(path), T5Config.from_params(params)
+    for field in dataclasses.fields(T5Config):
+        here, there = getattr(config, field.name), getattr(again, field.name)
+        if field.name != "dtype" and here != there:
+            raise ValueError(
+                f"{path}: {field.name} is {here}, which a T5X checkpoint cannot say: it would be read as {there}."
+            )
 
 
 def run(make_parser: Callable[..., argparse.ArgumentParser], argv: Sequence[str]) -> int:

@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Int32
 
-from specdec_jax import sharding, verification
+from specdec_jax import layouts, sharding, verification
 from specdec_jax.checkpoints import huggingface, t5x
 from specdec_jax.decoding import autoregressive_decode, speculative_decode
 from specdec_jax.drafters.model import ModelDrafter
@@ -88,6 +88,11 @@ def load_model(checkpoint: str, config: T5Config | None = None, dtype: str | Non
     return model, model.prepare(params)
 
 
+def default_dtype() -> str:
+    """What models compute in where nothing else is asked for: XLA's bfloat16 is slow on CPU."""
+    return "float32" if jax.default_backend() == "cpu" else "bfloat16"
+
+
 def read_model(checkpoint: str, config: T5Config | None = None, dtype: str | None = None) -> tuple[T5, Params]:
     """Reads one model.
 
@@ -103,8 +108,7 @@ def read_model(checkpoint: str, config: T5Config | None = None, dtype: str | Non
       ValueError: the checkpoint is missing, damaged, not a T5's, or of other sizes.
     """
     path = resolve(checkpoint)
-    if dtype is None:
-        dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"  # XLA's bfloat16 is slow on CPU
+    dtype = dtype or default_dtype()
     if huggingface.is_checkpoint(path):
         config = huggingface.read_config(path, expected=config)
         return T5(dataclasses.replace(config, dtype=dtype)), huggingface.load_params(path, dtype=jnp.dtype(dtype))
@@ -218,6 +222,19 @@ def padded_length(length: int, max_input_length: int) -> int:
 def row_seed(seed: int, index: int) -> int:
     """A seed for one input of a run, 0 to 2**31 - 1: equal inputs differ, and the batch size does not matter."""
     return int(np.random.SeedSequence((seed, index)).generate_state(1)[0] >> 1)
+
+
+def lay_out(pair: Pair, batch: Batch, settings: Settings) -> Pair:
+    """The pair with its weights as a TPU wants them for decoding batches of this shape; elsewhere as it is."""
+    if jax.default_backend() != "tpu":
+        return pair
+
+    def run(weights: tuple[Params, Params], arrays: tuple) -> DecodingResult:
+        own = pair._replace(target_params=weights[0], draft_params=weights[1])
+        return decode(own, Batch(*arrays, batch.num_rows), settings)
+
+    target_params, draft_params = layouts.settle(run, (pair.target_params, pair.draft_params), tuple(batch)[:-1])
+    return pair._replace(target_params=target_params, draft_params=draft_params)
 
 
 def decode(pair: Pair, batch: Batch, settings: Settings) -> DecodingResult:

@@ -32,9 +32,10 @@ class Sampling(NamedTuple):
       no_repeat_ngram: int32 [batch], no run of so many tokens comes twice; 0 allows all.
       min_length: int32 [batch], tokens before the first one that may be an EOS.
       forbidden_ids: int32 [n], ids of probability 0.
-      temperature: float32 [batch]; a row below 1e-4 is argmax. None: every row is argmax, and nothing as wide as the
-        vocabulary is built.
-      greedy: bool [batch], the rows that are argmax where only some are; None where no row is, or every one.
+      temperature: float32 [batch], above 0 where the row is not greedy. None: every row is argmax, and nothing as wide
+        as the vocabulary is built.
+      greedy: bool [batch], the rows that are argmax where only some are; None where no row is, or every one. Belongs to
+        the temperatures: `make_sampling` makes both, to be replaced together.
       top_k: int32 [batch], keep the k most likely ids; 0 keeps all.
       top_p: float32 [batch], keep the fewest ids whose probabilities sum to at least top_p; 1 keeps all.
       min_p: float32 [batch], keep ids at least min_p times as likely as the likeliest; 0 keeps all.

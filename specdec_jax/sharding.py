@@ -231,14 +231,20 @@ def put(tree: Any, axes: Any, mesh: Mesh, rules: Rules = RULES) -> Any:
       rules: how the axes are split over them.
     """
 
-    def place(x: Any, names: PartitionSpec) -> Array:
-        sharding = NamedSharding(mesh, _spec(names, rules))
+    def place(x: Any, sharding: NamedSharding) -> Array:
         if sharding.is_fully_addressable:
             return jax.device_put(x, sharding)
         # device_put would compare the whole array between the processes first.
         return jax.make_array_from_callback(x.shape, sharding, functools.partial(np.ndarray.__getitem__, np.asarray(x)))
 
-    return jax.tree.map(place, tree, axes)
+    return jax.tree.map(place, tree, shardings(axes, mesh, rules))
+
+
+def shardings(axes: Any, mesh: Mesh, rules: Rules = RULES) -> Any:
+    """How arrays with these logical axes are split over a mesh; takes and returns a tree."""
+    return jax.tree.map(
+        lambda names: NamedSharding(mesh, _spec(names, rules)), axes, is_leaf=lambda x: isinstance(x, PartitionSpec)
+    )
 
 
 def row_axes(tree: Any) -> Any:

@@ -84,6 +84,14 @@ def test_there_and_back_again(tmp_path, name, form):
     assert_same(flatten(load_params(tmp_path / "there")), flatten(t5x.load_params(source)))
 
 
+def test_what_a_t5x_checkpoint_cannot_say_is_refused(tmp_path):
+    convert(str(FIXTURES / "mini_target/legacy_f32/checkpoint_1500"), str(tmp_path / "there"))
+    edit_config(tmp_path / "there", relative_attention_max_distance=64)
+    with pytest.raises(ValueError, match="relpos_max_distance is 64, which a T5X checkpoint cannot say: .* as 128"):
+        convert(str(tmp_path / "there"), str(tmp_path / "back"))
+    assert not (tmp_path / "back").exists()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_parameters_and_sizes_come_back(tmp_path, kind):
     directory = save_checkpoint(tmp_path / "deep/saved", weights(kind), model(kind).config, progress=False)

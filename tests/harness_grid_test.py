@@ -5,7 +5,7 @@ import pytest
 import tiny_plan
 
 from specdec_jax import cli, theory
-from specdec_jax.harness import costs, grid
+from specdec_jax.harness import costs, grid, records
 from specdec_jax.harness.plan import Plan, Task
 from specdec_jax.models.t5_config import T5Config
 from specdec_jax.vocabularies import load_vocabulary
@@ -83,7 +83,7 @@ def test_a_killed_run_goes_on_with_what_is_missing(tmp_path, monkeypatch):
     assert [cell["gamma"] for cell in saved["cells"]] == measured == [1]
     with monkeypatch.context() as patched:
         patched.setattr(grid, "best_gamma", lambda *args: 1)
-        patched.setattr(grid.acceptance, "measure", lambda *args: pytest.fail("measured twice"))
+        patched.setattr(grid.acceptance, "measure", lambda *args, **more: pytest.fail("measured twice"))
         document = grid.run(some, with_cells=True)
     assert document["cells"][0] == saved["cells"][0] and [c["gamma"] for c in document["cells"]] == [1, 2]
     for cell in document["cells"]:
@@ -97,6 +97,10 @@ def test_a_killed_run_goes_on_with_what_is_missing(tmp_path, monkeypatch):
     assert told.removeprefix("WARNING: ").startswith("upper, small, temperature 0: best gamma 1, predicted")
     with pytest.raises(ValueError, match="was measured with settings.seed 0, which is now 1"):
         grid.run(plan(tmp_path, seed=1), with_cells=True)
+    here = records.environment()
+    monkeypatch.setattr(records, "environment", lambda: here | {"backend": "tpu"})
+    with pytest.raises(ValueError, match="was measured with backend 'cpu', and here it is 'tpu'; go on there"):
+        grid.run(plan(tmp_path), with_cells=True)
 
 
 def test_simulated_acceptance_is_said_on_everything(tmp_path):
@@ -145,7 +149,9 @@ def test_the_best_gamma_knows_what_verification_costs():
         ({"rule": "strict"}, "rule is 'strict'"),
         ({"dtype": "float16"}, "dtype is 'float16'"),
         ({"rounds": 0}, "rounds is 0; it must be 1 or more"),
-        ({"max_gamma": 5}, "max_gamma is 5; to time steps of up to 6 tokens"),
+        ({"max_gamma": 5}, "the largest of max_gamma and gammas is 5; to time steps of up to 6 tokens"),
+        ({"gammas": (9,)}, "the largest of max_gamma and gammas is 9; to time steps of up to 10 tokens"),
+        ({"gammas": ("paper",), "temperatures": (0.5,)}, "there is nothing to measure; give numbers or 'best' too"),
         ({"paper_drafts": {"small": "tiny"}}, "paper_drafts names"),
     ],
 )

@@ -92,9 +92,9 @@ def test_the_timed_loop_makes_the_calls_it_says():
 
 
 def test_seconds_per_iteration_come_from_the_difference():
-    slope = costs._Slope(lambda: None, lambda: None, lambda a, b: b - a)
+    slope = costs._Slope(lambda: None, lambda: None, lambda value: value)
     few, many = costs.Timed(4, 1.0, (1.0, 1.0, 9.0)), costs.Timed(14, 3.0, (3.0, 2.0, 3.0))
-    assert slope.per_iteration(few, many) == pytest.approx([0.2, 0.1, 1e-9])  # no negative time on a busy machine
+    assert slope.per_iteration(few, many) == pytest.approx([0.2, 0.1, 3 / 14])  # the last one was disturbed
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -104,7 +104,7 @@ def test_alpha_is_the_mean_of_the_sum_of_min_p_q(temperature):
     target, draft = work.target, work.drafter.model
     batch = Batch(work.inputs, work.seeds, work.sampling, work.draft_sampling, 2)
     pair = Pair(target, work.target_params, draft, work.draft_params, load_vocabulary("bytes"))
-    found = acceptance.measure(pair, [batch], [result], [1.0, 0.5])
+    found = acceptance.measure(pair, [batch], [result], [1.0, 0.5], num_inputs=2)
 
     shifted = np.pad(result.tokens, ((0, 0), (1, 0)))[:, :-1]
     laws = []
@@ -127,24 +127,29 @@ def test_alpha_is_the_mean_of_the_sum_of_min_p_q(temperature):
     total = sum(some.alpha * some.num_tokens for some in found.by_position)
     assert total == pytest.approx(found.alpha * found.num_tokens) and found.by_position[0].last == 1
     with pytest.raises(ValueError, match="emitted no token"):
-        acceptance.measure(pair, [batch], [result._replace(lengths=np.zeros_like(result.lengths))], [])
+        acceptance.measure(pair, [batch], [result._replace(lengths=np.zeros_like(result.lengths))], [], num_inputs=2)
 
 
 def test_the_standard_error_is_of_outputs_not_of_tokens():
     rng = np.random.default_rng(0)
     level = rng.random((400, 1))  # all tokens of an output alike: 400 independent numbers, not 4000
-    mean, error = acceptance.mean_and_error(np.broadcast_to(level, (400, 10)), np.ones((400, 10), bool))
+    beta, inside = np.broadcast_to(level, (400, 10)), np.ones((400, 10), bool)
+    mean, error = acceptance.mean_and_error(beta, inside, num_inputs=400)
     assert mean == pytest.approx(level.mean()) and error == pytest.approx(level.std(ddof=1) / 20, rel=1e-6)
+    thrice = acceptance.mean_and_error(np.tile(beta, (3, 1)), np.tile(inside, (3, 1)), num_inputs=400)
+    assert thrice == pytest.approx((mean, error))  # inputs that come again tell nothing new
+    assert acceptance.mean_and_error(beta, inside, num_inputs=1) == (pytest.approx(mean), None)
 
 
 def paired(plain, spec, tokens=10, steps=4, equal=True):
-    return Paired(list(plain), list(spec), tokens, tokens, steps, 6, 8, equal)
+    return Paired(list(plain), list(spec), tokens, tokens, steps, steps, 6, 8, equal, [])
 
 
 def test_speedup_is_of_neighbouring_times_and_a_geometric_mean():
     assert paired([2.0, 4.0, 2.0], [1.0, 2.0, 4.0]).speedup == 2.0
     found = walltime.geometric_mean([1.0, 4.0, 2.0])
     assert found.mean == pytest.approx(2.0) and 1 <= found.low < 2 < found.high <= 4
+    assert walltime.geometric_mean([2.0]) == (2.0, None, None)
     with pytest.raises(ValueError, match="all above 0"):
         walltime.geometric_mean([1.0, 0.0])
 
@@ -163,12 +168,27 @@ def test_walltime_decodes_the_same_tokens_both_ways_in_alternating_order(monkeyp
         return real(functions, repeats=repeats)
 
     monkeypatch.setattr(walltime, "interleaved", noted)
-    pairs = walltime.measure([workload(), workload()], eos_ids=(1,), repeats=2, same_tokens=True)
+    pairs = walltime.measure(
+        [workload(), workload()], eos_ids=(1,), repeats=2, margins=lambda *_: pytest.fail("they differ")
+    )
     assert orders == [["plain", "speculative"], ["speculative", "plain"]]
     assert all(pair.equal and len(pair.seconds) == len(pair.plain_seconds) == 2 for pair in pairs)
     assert all(pair.longest <= pair.tokens <= 24 and pair.steps <= pair.longest for pair in pairs)
-    sampled = walltime.measure([workload(temperature=1.0)], eos_ids=(1,), repeats=1, same_tokens=False)
+    sampled = walltime.measure([workload(temperature=1.0)], eos_ids=(1,), repeats=1, margins=None)
     assert sampled[0].equal is None
+
+
+def test_outputs_that_differ_are_told_with_their_margins():
+    work = workload(rule=verification.token)._replace(lenience=0.2)  # says something else than plain decoding
+    found = walltime.measure([work], eos_ids=(1,), repeats=1, margins=lambda work, plain, tokens: [0.25])
+    assert found[0].equal is False and found[0].margins == [0.25]
+
+
+@pytest.mark.parametrize("rule", [verification.token, verification.coupled])
+def test_plain_decoding_draws_as_the_rule_that_says_the_same(rule):
+    work = workload(temperature=1.0, rule=rule)
+    plain, speculative = (np.asarray(work.run(limit=12, gamma=gamma).tokens) for gamma in (0, None))
+    assert np.array_equal(plain, speculative) == (rule is verification.coupled)
 
 
 @pytest.mark.parametrize("rule", [verification.token, verification.block])

@@ -11,7 +11,7 @@ import harness_grid_test
 import pytest
 from t5x_gin_parser import read_command, run, write_stand_ins
 
-from specdec_jax import cli
+from specdec_jax import cli, configuration
 
 ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -25,14 +25,15 @@ def commands() -> list[str]:
 
 
 TABLES = [line for line in commands() if line.startswith("specdec table2 ")]
-SPECDEC = [line for line in commands() if line.startswith("specdec ") and line not in TABLES]
+TPU = [line for line in commands() if line.startswith("specdec tpu ")]
+SPECDEC = [line for line in commands() if line.startswith("specdec ") and line not in TABLES + TPU]
 T5X = [line for line in commands() if line.startswith("python -m t5x")]
 MAKE = [line for line in commands() if line.startswith("make ")]
 
 
 def test_every_command_is_of_a_kind_that_is_tested():
     assert len(SPECDEC) >= 5 and MAKE == ["make demo", "make test"]
-    assert sorted(SPECDEC + MAKE + T5X + TABLES) == sorted(commands()) and len(T5X) == 1
+    assert sorted(SPECDEC + MAKE + T5X + TABLES + TPU) == sorted(commands()) and len(T5X) == len(TPU) == 1
     assert [f"specdec table2 {harness_grid_test.RUN}"] == TABLES  # run there, with little to measure
     assert len(README.splitlines()) < 150
 
@@ -54,7 +55,17 @@ def test_command(line, monkeypatch, capsys):
         assert captured.out.strip() == "BLUE"
 
 
-@pytest.mark.parametrize("line", [*MAKE, "make test-slow", "make lint types", "make format", "make test-t5x"])
+@pytest.mark.parametrize("line", TPU)
+def test_flags_of_tpu_are_known(line):  # the compiler takes minutes for it; tpu_test runs it on something small
+    bindings = [flag.removeprefix("--gin.") for flag in shlex.split(line)[2:]]
+    options = configuration.configure(configuration.tpu, ["configs/tpu.gin"], bindings)
+    assert (options.target_size, options.draft_size, options.gamma, options.topology) == ("xxl", "small", 7, "v4:1x1x1")
+
+
+OTHERS = ["make test-slow", "make tpu-report", "make lint types", "make format", "make test-t5x"]
+
+
+@pytest.mark.parametrize("line", [*MAKE, *OTHERS])
 def test_make_knows_the_target(line):
     subprocess.run([*line.split(), "--dry-run"], cwd=ROOT, check=True, capture_output=True)
 

@@ -34,7 +34,7 @@ class Range(NamedTuple):
     first: int
     last: int
     alpha: float
-    alpha_error: float
+    alpha_error: float | None
     num_tokens: int
 
 
@@ -45,7 +45,7 @@ class Acceptance(NamedTuple):
       num_tokens: tokens that the target generated, ends included.
       num_outputs: outputs that they are from.
       alpha: the mean of beta.
-      alpha_error: its standard error; betas of one output depend on each other, outputs do not.
+      alpha_error: its standard error; betas of one input depend on each other, inputs do not. None of a single one.
       by_position: the same by position in the output.
       histogram: shares of betas in 20 bins of equal width from 0 to 1.
       lenience: the mean of sum_x min(p / l, q) for each l, by str(l) (appendix A.5).
@@ -54,7 +54,7 @@ class Acceptance(NamedTuple):
     num_tokens: int
     num_outputs: int
     alpha: float
-    alpha_error: float
+    alpha_error: float | None
     by_position: list[Range]
     histogram: list[float]
     lenience: dict[str, float]
@@ -65,6 +65,8 @@ def measure(
     batches: Sequence[Batch],
     results: Sequence[DecodingResult],
     leniences: Sequence[float],
+    *,
+    num_inputs: int,
 ) -> Acceptance:
     """Runs both models over the target's outputs.
 
@@ -73,6 +75,7 @@ def measure(
       batches: what was decoded.
       results: per batch, what the target alone made of it, numpy; of rows that only fill a batch nothing is taken.
       leniences: for which to compute alpha(l) too.
+      num_inputs: after so many outputs the inputs are the same again.
 
     Raises:
       ValueError: there is no output token.
@@ -82,40 +85,51 @@ def measure(
         rows, places = batch.num_rows, np.arange(result.tokens.shape[1])
         tokens, all_leniences = jnp.asarray(result.tokens), jnp.asarray([1.0, *leniences], jnp.float32)
         found = _betas(*pair[:4], batch, tokens, pair.vocabulary.eos_id, all_leniences)
-        betas.append(np.asarray(fetch(found), np.float64)[:, :rows])
+        betas.append(np.clip(np.asarray(fetch(found), np.float64)[:, :rows], 0, 1))  # a float32 sum may round above 1
         inside.append(places[None] < result.lengths[:rows, None])
     if not any(one.any() for one in inside):
         raise ValueError("the target emitted no token; there is nothing to measure alpha on.")
     beta, counts = np.concatenate(betas, axis=1), np.concatenate(inside, axis=0)
-    alpha, error = mean_and_error(beta[0], counts)
+    alpha, error = mean_and_error(beta[0], counts, num_inputs)
     return Acceptance(
         num_tokens=int(counts.sum()),
         num_outputs=len(counts),
         alpha=alpha,
         alpha_error=error,
-        by_position=_by_position(beta[0], counts),
+        by_position=_by_position(beta[0], counts, num_inputs),
         histogram=(np.histogram(beta[0][counts], bins=NUM_BINS, range=(0, 1))[0] / counts.sum()).tolist(),
-        lenience={str(float(x)): mean_and_error(b, counts)[0] for x, b in zip(leniences, beta[1:], strict=True)},
+        lenience={
+            str(float(x)): mean_and_error(b, counts, num_inputs)[0] for x, b in zip(leniences, beta[1:], strict=True)
+        },
     )
 
 
-def mean_and_error(beta: Float32[np.ndarray, "outputs length"] | np.ndarray, inside: np.ndarray) -> tuple[float, float]:
-    """The mean over tokens, and its standard error if outputs are independent (a ratio of two sums over outputs)."""
-    counts, sums = inside.sum(axis=1), np.where(inside, beta, 0.0).sum(axis=1)
-    mean = sums.sum() / counts.sum()
-    n = max(int((counts > 0).sum()), 2)
+def mean_and_error(
+    beta: Float32[np.ndarray, "outputs length"] | np.ndarray, inside: np.ndarray, num_inputs: int
+) -> tuple[float, float | None]:
+    """The mean over tokens, and its standard error if inputs are independent (a ratio of two sums over inputs).
+
+    Outputs of the same input, which are num_inputs apart, are alike, and count as one. Of a single input there is no
+    error to be told.
+    """
+    group = np.arange(len(beta)) % num_inputs
+    counts = np.bincount(group, inside.sum(axis=1))
+    sums = np.bincount(group, np.where(inside, beta, 0.0).sum(axis=1))
+    mean, n = sums.sum() / counts.sum(), int((counts > 0).sum())
+    if n == 1:
+        return float(mean), None
     spread = np.sum((sums - mean * counts) ** 2) * n / (n - 1)
     return float(mean), float(np.sqrt(spread) / counts.sum())
 
 
-def _by_position(beta: np.ndarray, inside: np.ndarray) -> list[Range]:
+def _by_position(beta: np.ndarray, inside: np.ndarray, num_inputs: int) -> list[Range]:
     """Positions 1, 2, 3 to 4, 5 to 8 and so on."""
     ranges, first, width = [], 1, 1
     while first <= beta.shape[1]:
         last = min(first + width - 1, beta.shape[1])
         part = slice(first - 1, last)
         if inside[:, part].any():
-            mean, error = mean_and_error(beta[:, part], inside[:, part])
+            mean, error = mean_and_error(beta[:, part], inside[:, part], num_inputs)
             ranges.append(Range(first, last, mean, error, int(inside[:, part].sum())))
         first, width = last + 1, last
     return ranges

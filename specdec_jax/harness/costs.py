@@ -83,7 +83,7 @@ class Workload(NamedTuple):
             draft_sampling=self.sampling if plain else self.draft_sampling,
             seeds=self.seeds,
             eos_ids=jnp.asarray(eos_ids, jnp.int32),
-            rule=verification.token if plain else self.rule,
+            rule=verification.token if plain and self.rule is not verification.coupled else self.rule,
             lenience=1.0 if plain else self.lenience,
             limits=jnp.broadcast_to(jnp.asarray(limit, jnp.int32), self.seeds.shape),
         )
@@ -246,13 +246,18 @@ class _Slope(NamedTuple):
 
     few: Callable[[], Any]
     many: Callable[[], Any]
-    iterations: Callable[[Any, Any], int]
+    iterations: Callable[[Any], int]
 
     def per_iteration(self, few: Timed, many: Timed) -> list[float]:
-        """Seconds of one iteration, per round."""
-        more = self.iterations(few.value, many.value)
-        # A busy machine can make the longer loop the faster one; a time is positive.
-        return [max((b - a) / more, 1e-9) for a, b in zip(few.all_seconds, many.all_seconds, strict=True)]
+        """Seconds of one iteration, per round.
+
+        Where a busy machine made the longer loop the faster one, its time over all of its iterations, start included.
+        """
+        some, all_ = self.iterations(few.value), self.iterations(many.value)
+        return [
+            (b - a) / (all_ - some) if b > a else b / all_
+            for a, b in zip(few.all_seconds, many.all_seconds, strict=True)
+        ]
 
 
 def _seconds(slopes: Sequence[_Slope], calls: Sequence[Callable[[], Any]], *, rounds: int) -> list[list[float]]:
@@ -285,7 +290,7 @@ def _calls_slope(work: Workload, calls: _Calls) -> _Slope:
     few, twice = (min(timed(lambda n=n: run(n)).seconds for _ in range(2)) for n in (_FEW, 2 * _FEW))
     one = max((twice - few) / _FEW, few / 1000, 1e-6)
     many = _FEW + max(_FEW, min(_MOST, round(_SECONDS_PER_LOOP / one)))
-    return _Slope(lambda: run(_FEW), lambda: run(many), lambda a, b: many - _FEW)
+    return _Slope(lambda: (run(_FEW), _FEW), lambda: (run(many), many), lambda result: result[1])
 
 
 def _steps_slope(work: Workload, gamma: int) -> _Slope:
@@ -293,7 +298,7 @@ def _steps_slope(work: Workload, gamma: int) -> _Slope:
     return _Slope(
         lambda: work.run(limit=few, gamma=gamma),
         lambda: work.run(limit=many, gamma=gamma),
-        lambda a, b: int(jnp.max(b.num_target_calls)) - int(jnp.max(a.num_target_calls)),
+        lambda result: int(jnp.max(result.num_target_calls)),
     )
 
 

@@ -47,13 +47,24 @@ def new_figure(title: str, width: float, height: float, *, simulated: bool = Fal
     Raises:
       ValueError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ValueError("figures need matplotlib: pip install 'specdec_jax[plots]'") from error
+    check_matplotlib()
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(width, height), dpi=_DOTS_PER_INCH, layout="constrained")
     figure.suptitle(f"{title}, {LABEL}" if simulated else title, fontsize=11)
     return figure
+
+
+def check_matplotlib() -> None:
+    """Says what is missing before anything is measured for a figure.
+
+    Raises:
+      ValueError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        raise ValueError("figures need matplotlib: pip install 'specdec_jax[plots]'") from error
 
 
 def add_axes(figure: "Figure", rows: int, columns: int, index: int, *, title: str, x: str, y: str) -> "Axes":

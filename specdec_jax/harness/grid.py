@@ -7,10 +7,22 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Int32
 
-from specdec_jax import packaged, theory
-from specdec_jax.generation import Batch, Pair, decode_plainly, load_model, make_batches, row_seed
+from specdec_jax import layouts, packaged, theory
+from specdec_jax.comparison import find_differences
+from specdec_jax.generation import (
+    Batch,
+    Pair,
+    decode_plainly,
+    default_dtype,
+    load_model,
+    make_batches,
+    row_seed,
+)
 from specdec_jax.harness import acceptance, costs, simulated, walltime
 from specdec_jax.harness.paper import LENIENCES
 from specdec_jax.harness.plan import Plan, Task
@@ -127,12 +139,14 @@ def _cell(plan: Plan, task: Task, models: "TaskModels", key: dict[str, Any], fou
         works,
         eos_ids=models.eos_ids,
         repeats=plan.repeats,
-        same_tokens=(greedy or plan.rule == "coupled") and not plan.simulated,
+        margins=models.margins if (greedy or plan.rule == "coupled") and not plan.simulated else None,
     )
     speedup = walltime.geometric_mean([pair.speedup for pair in pairs])
-    steps = sum(pair.steps for pair in pairs)
-    differing = sum(pair.equal is False for pair in pairs)
-    outputs = "law" if pairs[0].equal is None else "equal" if not differing else f"{differing} of {len(pairs)} differ"
+    calls = sum(pair.calls for pair in pairs)
+    margins = [margin for pair in pairs for margin in pair.margins]
+    outputs = "law" if pairs[0].equal is None else "equal"
+    if margins:  # a near tie may fall either way; anything else would be a fault
+        outputs = f"{len(margins)} of {len(pairs) * plan.batch_size} differ, where logits are {max(margins):.2g} apart"
     return {
         "alpha": found["alpha"],
         "alpha_error": found["alpha_error"],
@@ -148,7 +162,7 @@ def _cell(plan: Plan, task: Task, models: "TaskModels", key: dict[str, Any], fou
         "speedup": speedup.mean,
         "speedup_low": speedup.low,
         "speedup_high": speedup.high,
-        "tokens_per_call": sum(pair.longest for pair in pairs) / steps,
+        "tokens_per_call": sum(pair.tokens for pair in pairs) / calls,
         "outputs": "simulated" if plan.simulated else outputs,
         "num_prompts": len(pairs) * plan.batch_size,
         "seconds": cost._asdict(),
@@ -197,7 +211,8 @@ class TaskModels:
 
     def _load(self, model: str | T5Config, seed: int) -> Any:
         if isinstance(model, T5Config):
-            return simulated.random_model(model, seed=seed)
+            dtype = self._plan.dtype or default_dtype()
+            return simulated.random_model(dataclasses.replace(model, dtype=dtype), seed=seed)
         return load_model(model, dtype=self._plan.dtype)
 
     def pair(self, draft: str) -> tuple[T5, Params, T5, Params]:
@@ -240,7 +255,7 @@ class TaskModels:
         target, target_params, model, draft_params = self.pair(draft)
         pair = Pair(target, target_params, model, draft_params, self.vocabulary)
         batches, outputs = self._generated(pair, temperature)
-        found = acceptance.measure(pair, batches, outputs, LENIENCES)
+        found = acceptance.measure(pair, batches, outputs, LENIENCES, num_inputs=len(self._encoded))
         return found._asdict() | {"by_position": [some._asdict() for some in found.by_position]}
 
     def _generated(self, pair: Pair, temperature: float) -> tuple[list[Batch], list[DecodingResult]]:
@@ -279,7 +294,29 @@ class TaskModels:
             batches = [Batch(Inputs(t), s, sampling, sampling, size) for t, s in zip(tokens, seeds, strict=True)]
         else:
             batches = self._batches(self._encoded[: num * size], temperature, size)
-        return [costs.workload(*models, batch, settings)._replace(rule=rule) for batch in batches]
+        found = [costs.workload(*models, batch, settings)._replace(rule=rule) for batch in batches]
+        return self._laid_out(found, draft) if jax.default_backend() == "tpu" else found
+
+    def _laid_out(self, works: list[costs.Workload], draft: str) -> list[costs.Workload]:
+        """The same with weights as a TPU wants them for the speculative loop; see `generation.lay_out`."""
+        first, (target, target_params, model, draft_params) = works[0], self.pair(draft)
+
+        def run(weights: tuple[Params, Params], inputs: Inputs, seeds: Any) -> DecodingResult:
+            own = first._replace(target_params=weights[0], draft_params=weights[1], inputs=inputs, seeds=seeds)
+            return own.run(limit=own.max_length)
+
+        weights = layouts.settle(run, (target_params, draft_params), first.inputs, first.seeds)
+        self._target, self._draft = (target, weights[0]), (draft, (model, weights[1]))
+        return [work._replace(target_params=weights[0], draft_params=weights[1]) for work in works]
+
+    def margins(
+        self, work: costs.Workload, plain: Int32[np.ndarray, "rows length"], tokens: Int32[np.ndarray, "rows length"]
+    ) -> list[float]:
+        """See `walltime.Margins`."""
+        assert self._draft is not None  # what was timed is loaded
+        pair = Pair(*self.pair(self._draft[0]), self.vocabulary)
+        batch = Batch(work.inputs, work.seeds, work.sampling, work.draft_sampling, len(plain))
+        return [some.margin for some in find_differences(pair, batch, plain, tokens)]
 
 
 def read_inputs(task: Task, vocabulary: Vocabulary) -> list[list[int]]:

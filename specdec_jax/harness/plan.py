@@ -132,11 +132,26 @@ class Plan:
         if unknown:
             raise ValueError(f"paper_drafts names {sorted(unknown)}; the paper's drafts are small, base and large.")
         find_rule(self.rule, 1.0)
-        shortest = min(task.max_decode_length for task in self.tasks)
-        if shortest < 4 * (self.max_gamma + 1):
+        if self.simulated and self.rule == "coupled":
+            raise ValueError("rule is 'coupled', whose guesses pass by being equal; simulate 'token' or 'block'.")
+        rows = [
+            self.paper_row(task, draft, float(temperature))
+            for task in self.tasks
+            for draft in task.drafts
+            for temperature in self.temperatures
+        ]
+        printed = [row.gamma for row in rows if row is not None and "paper" in self.gammas]
+        numbers = [gamma for gamma in self.gammas if type(gamma) is int]
+        if not (printed or numbers or "best" in self.gammas):
             raise ValueError(
-                f"max_gamma is {self.max_gamma}; to time steps of up to {self.max_gamma + 1} tokens, max_decode_length "
-                f"of every task must be {4 * (self.max_gamma + 1)} or more, and one is {shortest}."
+                f"gammas is {tuple(self.gammas)}, and the paper has none of these tasks, drafts and temperatures: "
+                "there is nothing to measure; give numbers or 'best' too."
+            )
+        shortest, largest = min(task.max_decode_length for task in self.tasks), max(self.max_gamma, *numbers, *printed)
+        if shortest < 4 * (largest + 1):
+            raise ValueError(
+                f"the largest of max_gamma and gammas is {largest}; to time steps of up to {largest + 1} tokens, "
+                f"max_decode_length of every task must be {4 * (largest + 1)} or more, and one is {shortest}."
             )
         for task in self.tasks:
             for draft in task.drafts if task.simulated else ():

@@ -30,7 +30,8 @@ def acceptance_by_position(document: Document) -> "Figure":
             for entry in (some for some in entries if some["draft"] == draft):
                 ranges = entry["by_position"]
                 middles = [math.sqrt(some["first"] * some["last"]) for some in ranges]
-                alphas, errors = ([some[name] for some in ranges] for name in ("alpha", "alpha_error"))
+                alphas = [some["alpha"] for some in ranges]
+                errors = [some["alpha_error"] or 0.0 for some in ranges]  # None: of a single input, no bar
                 style = {"color": colour, "marker": marker, "capsize": 2, "markersize": 5}
                 axes.errorbar(middles, alphas, yerr=errors, label=draft, **style)
                 axes.axhline(entry["alpha"], color=colour, linestyle=":", linewidth=1)
@@ -144,8 +145,8 @@ def _add_bars(document: Document, axes: "Axes", cells: Sequence[Mapping[str, Any
         bars = [(x, cell) for x, cell in zip(xs, cells, strict=True) if cell["draft"] == draft]
         if bars:
             heights = [cell["speedup"] for _, cell in bars]
-            below = [cell["speedup"] - cell["speedup_low"] for _, cell in bars]
-            above = [cell["speedup_high"] - cell["speedup"] for _, cell in bars]
+            below = [cell["speedup"] - (cell["speedup_low"] or cell["speedup"]) for _, cell in bars]
+            above = [(cell["speedup_high"] or cell["speedup"]) - cell["speedup"] for _, cell in bars]
             style = {"color": colour, "edgecolor": "black", "linewidth": 0.6, "capsize": 3}
             axes.bar([x for x, _ in bars], heights, 0.75, yerr=[below, above], label=f"{draft}, measured", **style)
     marks: dict[str, Any] = {"linestyle": "none", "markeredgecolor": "black", "markersize": 7, "zorder": 4}

@@ -100,7 +100,7 @@ class Record:
           settings: what the figures depend on; a document that was made with others is not continued.
 
         Raises:
-          ValueError: the file is not such a document, or was made with other settings.
+          ValueError: the file is not such a document, or was made with other settings or on another machine.
         """
         settings = json.loads(json.dumps(settings))  # as they are read back: lists for tuples
         start = {"version": _VERSION, "name": name, "simulated": simulated, "settings": settings, "environments": []}
@@ -119,6 +119,14 @@ class Record:
                 f"{path} was measured with {key} {old!r}, which is now {new!r}; remove the file, or choose another "
                 "name for the results."
             )
+        here = environment()
+        for there in document["environments"]:  # a line of a table is of one machine
+            for key in ("backend", "device", "num_devices", "processor", "cores"):
+                if there[key] != here[key]:
+                    raise ValueError(
+                        f"{path} was measured with {key} {there[key]!r}, and here it is {here[key]!r}; go on there, "
+                        "remove the file, or choose another name for the results."
+                    )
         return cls(path, document)
 
     def find(self, section: str, **key: Any) -> dict[str, Any] | None:

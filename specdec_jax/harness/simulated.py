@@ -51,7 +51,7 @@ class SimulatedAcceptance:
 def random_model(config: T5Config, *, seed: int) -> tuple[T5, Params]:
     """A T5 of the given sizes with random weights, in its dtype, prepared for decoding.
 
-    Weights are drawn leaf by leaf, so that memory is the size of the result plus one leaf.
+    Weights are drawn leaf by leaf; while they are prepared they are there twice.
     """
     model = T5(config)
     rng = np.random.default_rng(seed)

@@ -308,4 +308,4 @@ def _origin(document: Document) -> list[str]:
         machine = f"{environment['num_devices']} x {environment['device']}, {environment['processor']}"
         commit = f", commit {environment['commit']}" if environment["commit"] else ""
         notes.append(f"measured on {machine}, jax {environment['versions']['jax']}{commit}.")
-    return notes
+    return list(dict.fromkeys(notes))

@@ -1,7 +1,7 @@
 """Walltime of speculative against plain decoding, paired per prompt, in alternating order."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -10,6 +10,10 @@ from specdec_jax.sharding import fetch
 from specdec_jax.timing import interleaved
 
 _RESAMPLES = 10_000
+
+
+Margins: TypeAlias = Callable[[Workload, np.ndarray, np.ndarray], list[float]]
+"""(work, plain tokens, speculative tokens) -> the target's margin where each row that differs does so first."""
 
 
 class Paired(NamedTuple):
@@ -21,9 +25,11 @@ class Paired(NamedTuple):
       tokens: emitted speculatively, over all rows; plain decoding is stopped at the same lengths.
       longest: the longest row's.
       steps: target calls of the speculative loop.
+      calls: of them what each row took part in, over all rows.
       accepted: guesses accepted.
       trials: guesses tested.
       equal: whether the outputs are equal; None where only their law is.
+      margins: where a row differs first, by how much the target prefers plain decoding's token; one per such row.
     """
 
     plain_seconds: list[float]
@@ -31,9 +37,11 @@ class Paired(NamedTuple):
     tokens: int
     longest: int
     steps: int
+    calls: int
     accepted: int
     trials: int
     equal: bool | None
+    margins: list[float]
 
     @property
     def speedup(self) -> float:
@@ -46,7 +54,7 @@ def measure(
     *,
     eos_ids: Sequence[int],
     repeats: int,
-    same_tokens: bool,
+    margins: Margins | None,
 ) -> list[Paired]:
     """Times both ways of decoding each batch.
 
@@ -58,7 +66,7 @@ def measure(
       works: one per prompt or batch of prompts; equal shapes share a program.
       eos_ids: ends of an output.
       repeats: timed decodes of each, in turn; the order changes from prompt to prompt.
-      same_tokens: whether the two outputs have to be equal.
+      margins: asked about outputs that differ; None where they only have to have the same law.
     """
     pairs = []
     for number, work in enumerate(works):
@@ -76,6 +84,7 @@ def measure(
         else:
             plain_time, spec_time = interleaved([plain, speculative], repeats=repeats)
         result, alone = fetch(spec_time.value), fetch(plain_time.value)
+        equal = np.array_equal(result.tokens, alone.tokens)
         pairs.append(
             Paired(
                 plain_seconds=list(plain_time.all_seconds),
@@ -83,20 +92,22 @@ def measure(
                 tokens=int(lengths.sum()),
                 longest=int(lengths.max()),
                 steps=int(np.max(result.num_target_calls)),
+                calls=int(np.sum(result.num_target_calls)),
                 accepted=int(np.sum(result.accepted)),
                 trials=int(np.sum(result.trials)),
-                equal=bool(np.array_equal(result.tokens, alone.tokens)) if same_tokens else None,
+                equal=None if margins is None else equal,
+                margins=[] if margins is None or equal else margins(work, alone.tokens, result.tokens),
             )
         )
     return pairs
 
 
 class Speedup(NamedTuple):
-    """A geometric mean over prompts with a bootstrap interval of 95 %."""
+    """A geometric mean over prompts with a bootstrap interval of 95 %; without one where there is one prompt."""
 
     mean: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
 
 def geometric_mean(ratios: Sequence[float]) -> Speedup:
@@ -108,6 +119,8 @@ def geometric_mean(ratios: Sequence[float]) -> Speedup:
     if not ratios or min(ratios) <= 0:
         raise ValueError(f"ratios are {list(ratios)}; there must be some, all above 0.")
     logs = np.log(ratios)
+    if len(logs) == 1:  # it says nothing about the spread
+        return Speedup(float(ratios[0]), None, None)
     draws = np.random.default_rng(0).integers(0, len(logs), (_RESAMPLES, len(logs)))
     low, high = np.quantile(logs[draws].mean(axis=1), [0.025, 0.975])
     return Speedup(*(float(np.exp(x)) for x in (logs.mean(), low, high)))

@@ -75,6 +75,19 @@ def _times_rows(kernel: Float[Array, "out_dim in_dim"], rows: Float[Array, "rows
     return jnp.concatenate(products, axis=1)
 
 
+def times_embedding(
+    embedding: Float[Array, "vocab emb"], x: Float[Array, "batch length emb"]
+) -> Float[Array, "batch length vocab"]:
+    """Every token's dot product with the embedding, a kernel that is [out, in] as it is."""
+
+    def on_cpu(embedding: Array, rows: Array) -> Array:
+        return jax.lax.optimization_barrier(_times_rows(embedding, rows)).T
+
+    rows = x.reshape(-1, x.shape[-1])
+    product = jax.lax.platform_dependent(embedding, rows, cpu=on_cpu, default=lambda e, rows: jnp.dot(rows, e.T))
+    return product.reshape(*x.shape[:-1], -1)
+
+
 class RMSNorm(nn.Module):
     """Scales by the root mean square, computed in float32, then cast, then times the learnt scale."""
 

@@ -1,0 +1,420 @@
+"""Compiling for a TPU that is not there, and reading what its compiler says about each program; see `tpu`."""
+
+import dataclasses
+import functools
+import importlib.metadata
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import AxisType, Mesh, PartitionSpec, SingleDeviceSharding
+
+from specdec_jax import hlo, layouts, sharding, verification
+from specdec_jax.decoding import decode
+from specdec_jax.drafters.model import ModelDrafter
+from specdec_jax.models.axes import param_axes
+from specdec_jax.models.t5 import T5
+from specdec_jax.models.t5_config import T5Config
+from specdec_jax.sampling import GREEDY_BELOW, Sampling
+from specdec_jax.types import Inputs, Params
+
+_GIB = 2**30
+_LEAST_COPY = 2**15  # bytes: what is smaller than 32 KiB is no weight and no cache
+
+
+class Chip(NamedTuple):
+    """What a TPU of one generation is.
+
+    Attributes:
+      clock: Hz of a core.
+      bandwidth: bytes of HBM per second.
+      hbm: bytes of HBM.
+      accelerator: the accelerator type that libtpu is told.
+      config: how libtpu names the chip's mode; v4's two cores work as one.
+      axes: dimensions of a topology.
+    """
+
+    clock: float
+    bandwidth: float
+    hbm: int
+    accelerator: str
+    config: str
+    axes: int
+
+
+CHIPS = {
+    "v4": Chip(1.05e9, 1.2e12, 32 * _GIB, "v4-8", "megacore", 3),
+    "v5e": Chip(1.5e9, 0.82e12, 16 * _GIB, "v5litepod-4", "default", 2),
+    "v5p": Chip(1.75e9, 2.77e12, 95 * _GIB, "v5p-8", "megacore", 3),
+    "v6e": Chip(1.75e9, 1.64e12, 32 * _GIB, "v6e-4", "default", 2),
+}
+"""Generations, with the figures that Google publishes for them."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """What is compiled.
+
+    Attributes:
+      sizes: the T5s that there are, by name.
+      target_size: which of them is the target.
+      draft_size: which is the draft.
+      gamma: guesses per step.
+      topology: generation and chips, such as "v4:1x1x1" or "v4:2x2x1".
+      mesh: (data, model), how the chips are used; their product is the number of chips.
+      batch_size: rows decoded together, of all chips.
+      max_input_length: tokens of an encoder input.
+      max_decode_length: emitted tokens at most.
+      temperature: 0 or above.
+      dtype: of weights, activations and caches.
+      layouts: "auto", the compiler chooses those of the weights, or "default".
+    """
+
+    sizes: Mapping[str, T5Config]
+    target_size: str
+    draft_size: str
+    gamma: int = 7
+    topology: str = "v4:1x1x1"
+    mesh: tuple = (1, 1)
+    batch_size: int = 1
+    max_input_length: int = 512
+    max_decode_length: int = 152
+    temperature: float = 0.0
+    dtype: str = "bfloat16"
+    layouts: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("target_size", "draft_size"):
+            if getattr(self, name) not in self.sizes:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; sizes are {', '.join(self.sizes)}.")
+        for name in ("gamma", "batch_size", "max_input_length", "max_decode_length"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more.")
+        if self.layouts not in ("auto", "default"):
+            raise ValueError(f"layouts is {self.layouts!r}; it must be 'auto' or 'default'.")
+        if self.dtype not in ("bfloat16", "float32"):
+            raise ValueError(f"dtype is {self.dtype!r}; it must be 'bfloat16' or 'float32'.")
+        if self.temperature < 0:
+            raise ValueError(f"temperature is {self.temperature}; it must be 0 (argmax) or more.")
+        _, bounds = read_topology(self.topology)
+        if len(self.mesh) != 2 or math.prod(self.mesh) != math.prod(bounds):
+            raise ValueError(
+                f"mesh is {tuple(self.mesh)} and topology {self.topology} has {math.prod(bounds)} chips; give "
+                "(data, model) whose product that is."
+            )
+        if self.batch_size % self.mesh[0]:
+            raise ValueError(f"batch_size is {self.batch_size}; it must be a multiple of the mesh's {self.mesh[0]}.")
+
+
+def read_topology(name: str) -> tuple[str, tuple[int, ...]]:
+    """Generation and chips along each axis of such a name as "v4:2x2x1".
+
+    Raises:
+      ValueError: it is no such name, or of an unknown generation.
+    """
+    generation, _, bounds = name.partition(":")
+    chip = CHIPS.get(generation)
+    parts = bounds.split("x")
+    if chip is None or len(parts) != chip.axes or not all(part.isdecimal() and int(part) for part in parts):
+        known = ", ".join(f"{kind}:{'x'.join(['1'] * some.axes)}" for kind, some in CHIPS.items())
+        raise ValueError(f"topology is {name!r}; give a generation and its chips, such as {known}.")
+    return generation, tuple(map(int, parts))
+
+
+def find_devices(topology: str) -> list[Any]:
+    """The devices of a topology, for the compiler only; nothing can run on them.
+
+    Raises:
+      ValueError: libtpu is not installed, or does not know the topology.
+    """
+    generation, bounds = read_topology(topology)
+    chip = CHIPS[generation]
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # there is no TPU machine to ask
+    os.environ.setdefault("TPU_ACCELERATOR_TYPE", chip.accelerator)
+    try:
+        importlib.metadata.version("libtpu")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise ValueError("libtpu is not installed: pip install 'specdec_jax[tpu]'.") from error
+    try:
+        found = topologies.get_topology_desc(
+            topology_name=topology,
+            platform="tpu",
+            chip_config_name=chip.config,
+            chips_per_host_bounds=(*bounds, *[1] * (3 - len(bounds))),
+            num_slices=1,
+        )
+    except Exception as error:  # XLA's own kinds, by version
+        raise ValueError(
+            f"topology is {topology!r}, which libtpu {version()} refuses: {str(error).splitlines()[0]}"
+        ) from error
+    return list(found.devices)
+
+
+def version() -> str:
+    """Of libtpu."""
+    return importlib.metadata.version("libtpu")
+
+
+class Estimate(NamedTuple):
+    """What the compiler says about a program.
+
+    Attributes:
+      argument_bytes: of HBM, on one chip.
+      temporary_bytes: likewise.
+      output_bytes: likewise.
+      cycles: of one run, by kind of operation; of a decoding loop, of one step of it.
+      read_bytes: what one run, or step, has to read from HBM at least, on one chip.
+      chip: what it was compiled for.
+      copies: weights and caches that are copied or transposed in it: name, shape, times.
+      collectives: operations between chips.
+      collective_bytes: of their results.
+      host_transfers: to and from the host.
+    """
+
+    argument_bytes: int
+    temporary_bytes: int
+    output_bytes: int
+    cycles: Mapping[str, int]
+    read_bytes: int
+    chip: Chip
+    copies: Sequence[tuple[str, str, int]]
+    collectives: int
+    collective_bytes: int
+    host_transfers: int
+
+    @property
+    def hbm_bytes(self) -> int:
+        """What has to fit on a chip."""
+        return self.argument_bytes + self.temporary_bytes + self.output_bytes
+
+    @property
+    def computing(self) -> float:
+        """Seconds that the scheduled operations take."""
+        return sum(self.cycles.values()) / self.chip.clock
+
+    @property
+    def floor(self) -> float:
+        """Seconds that reading takes."""
+        return self.read_bytes / self.chip.bandwidth
+
+    @property
+    def seconds(self) -> float:
+        """The estimate."""
+        return max(self.computing, self.floor)
+
+
+class Compiler:
+    """Compiles the package's functions for a topology; weights are shapes only."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.chip = CHIPS[read_topology(options.topology)[0]]
+        self._devices = find_devices(options.topology)
+        self._mesh: Mesh | None = None
+        if len(self._devices) > 1:
+            axes = (AxisType.Auto, AxisType.Auto)
+            self._mesh = Mesh(np.asarray(self._devices).reshape(options.mesh), ("data", "model"), axis_types=axes)
+        self._chosen: dict[Any, Any] = {}
+
+    def model(self, size: str, *, target: bool) -> Any:
+        """A T5 of a size, on the mesh where there is one."""
+        model = T5(dataclasses.replace(self.options.sizes[size], dtype=self.options.dtype))
+        if self._mesh is None:
+            return model
+        split = sharding.split_target if target else sharding.split_draft
+        return split(model, self._mesh)
+
+    def params(self, model: Any) -> Params:
+        """A model's weights, as shapes."""
+        plain = model if isinstance(model, T5) else model.model
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, self.options.dtype), plain.param_shapes())
+
+    def _shardings(self, model: Any, params: Params) -> Params:
+        if self._mesh is None:
+            return jax.tree.map(lambda x: self._whole(), params)
+        return sharding.shardings(param_axes(params), self._mesh, model.rules)
+
+    def _whole(self) -> Any:
+        if self._mesh is None:
+            return SingleDeviceSharding(self._devices[0])
+        return sharding.shardings(PartitionSpec(), self._mesh)
+
+    def _rows(self, rank: int) -> Any:
+        if self._mesh is None:
+            return self._whole()
+        return sharding.shardings(PartitionSpec("batch", *[None] * (rank - 1)), self._mesh)
+
+    def _formats(self, model: Any, params: Params) -> Any:
+        shardings = self._shardings(model, params)
+        if model in self._chosen:
+            return self._chosen[model]
+        if self.options.layouts == "default":
+            return shardings
+        return layouts.automatic(shardings)
+
+    def decoding(self, target: Any, draft: Any, gamma: int) -> Estimate:
+        """The whole of decoding, of which a step is estimated; with gamma 0 plain decoding.
+
+        Where the weights' layouts are the compiler's to choose, it chooses a model's for the first speculative loop
+        that it is in; everything after that gets them as they are then.
+        """
+        options = self.options
+        sampling = Sampling() if options.temperature < GREEDY_BELOW else Sampling(temperature=self._one(jnp.float32))
+
+        def run(target_params: Params, draft_params: Params, tokens: Any, seeds: Any, sampling: Sampling) -> Any:
+            return decode(
+                target,
+                target_params,
+                ModelDrafter(draft) if gamma else None,
+                draft_params if gamma else None,
+                Inputs(tokens),
+                gamma=gamma,
+                max_length=options.max_decode_length,
+                sampling=sampling,
+                draft_sampling=sampling,
+                seeds=seeds,
+                eos_ids=jnp.asarray([1], jnp.int32),
+                rule=verification.block if gamma else verification.token,
+                lenience=1.0,
+            )
+
+        models = (target, draft)
+        weights = tuple(self.params(model) if gamma or model is target else {} for model in models)
+        formats = [self._formats(model, some) if some else {} for model, some in zip(models, weights, strict=True)]
+        rows = jax.tree.map(lambda x: self._rows(len(x.shape)), sampling)
+        jitted = jax.jit(run, in_shardings=(*formats, self._rows(2), self._rows(1), rows))
+        compiled = jitted.lower(*weights, self._tokens(), self._one(jnp.int32), sampling).compile()
+        if gamma:
+            for model, chosen in zip(models, compiled.input_formats[0], strict=False):
+                self._chosen.setdefault(model, chosen)
+        read = self.read_bytes(target) + gamma * self.read_bytes(draft) if gamma else self.read_bytes(target)
+        return self._estimate(compiled, read, models if gamma else (target,), loop=True)
+
+    def call(self, model: Any, block: int) -> Estimate:
+        """A call of so many tokens, in a loop of such calls, as decoding makes them."""
+
+        def run(params: Params, tokens: Any, count: Any) -> Any:
+            cache, prompt, positions = model.prefill(params, Inputs(tokens), self._capacity)
+
+            def body(i: Any, carry: tuple) -> tuple:
+                cache, tokens, positions = carry
+                logits, cache = model.extend(params, cache, tokens, positions)
+                return cache, jnp.argmax(logits, axis=-1).astype(jnp.int32), positions + 1
+
+            first = jnp.broadcast_to(prompt[:, :1], (self.options.batch_size, block))
+            return jax.lax.fori_loop(0, count, body, (cache, first, positions))[1]
+
+        params = self.params(model)
+        jitted = jax.jit(run, in_shardings=(self._formats(model, params), self._rows(2), self._whole()))
+        compiled = jitted.lower(params, self._tokens(), jax.ShapeDtypeStruct((), jnp.int32)).compile()
+        self._chosen.setdefault(model, compiled.input_formats[0][0])
+        return self._estimate(compiled, self.read_bytes(model), (model,), loop=True)
+
+    def prefill(self, model: Any) -> Estimate:
+        """The encoder, and the keys and values that every later call attends to."""
+        params = self.params(model)
+        encoder = {"encoder": params["encoder"], "decoder": _of_prefill(params["decoder"])}
+        run = functools.partial(model.prefill, cache_length=self._capacity)
+        jitted = jax.jit(
+            lambda params, tokens: run(params, Inputs(tokens)),
+            in_shardings=(self._formats(model, params), self._rows(2)),
+        )
+        compiled = jitted.lower(params, self._tokens()).compile()
+        return self._estimate(compiled, self._shard_bytes(model, encoder), (model,), loop=False)
+
+    def read_bytes(self, model: Any) -> int:
+        """What a decoding call has to read on each chip: the decoder's weights, and the caches."""
+        params = self.params(model)
+        decoder = {"decoder": _of_calls(params["decoder"])}
+        if "logits_dense" not in params["decoder"]:
+            decoder["token_embedder"] = params["token_embedder"]
+        return self._shard_bytes(model, decoder) + sum(map(self._cache_bytes, self._caches(model)))
+
+    @property
+    def _capacity(self) -> int:
+        return self.options.max_decode_length + self.options.gamma + 1
+
+    def _tokens(self) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((self.options.batch_size, self.options.max_input_length), jnp.int32)
+
+    def _one(self, dtype: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((self.options.batch_size,), dtype)
+
+    def _caches(self, model: Any) -> list[tuple[int, ...]]:
+        """The shape of each cache on one chip."""
+        config, options = model.config, self.options
+        rows, heads = options.batch_size // options.mesh[0], config.num_heads
+        if self._mesh is not None and not sharding.indivisible(config, self._mesh, model.rules):
+            heads //= options.mesh[1] if ("heads", "model") in model.rules else 1
+        slots = [self._capacity] * 2 + [options.max_input_length] * 2
+        return [(rows, heads, length, config.head_dim) for length in slots * config.num_decoder_layers]
+
+    def _cache_bytes(self, shape: tuple[int, ...]) -> int:
+        return math.prod(shape) * jnp.dtype(self.options.dtype).itemsize
+
+    def _shard_shapes(self, model: Any, params: Params) -> list[tuple[int, ...]]:
+        """The shape of each weight on one chip."""
+        places = jax.tree.leaves(self._shardings(model, params))
+        return [place.shard_shape(x.shape) for place, x in zip(places, jax.tree.leaves(params), strict=True)]
+
+    def _shard_bytes(self, model: Any, params: Params) -> int:
+        return sum(self._cache_bytes(shape) for shape in self._shard_shapes(model, params))
+
+    def _estimate(self, compiled: Any, read_bytes: int, models: Sequence[Any], *, loop: bool) -> Estimate:
+        program, memory = hlo.parse(compiled.as_text()), compiled.memory_analysis()
+        what = program.outer_loop if loop else program.entry
+        known = {
+            _dims(shape)
+            for model in models
+            for shape in (*self._caches(model), *self._shard_shapes(model, self.params(model)))
+        }
+        copies = [
+            (instruction.name, instruction.shape, times)
+            for instruction, times in program.copies(what, _LEAST_COPY)
+            if instruction.dims in known
+        ]
+        collectives = [
+            (instruction.num_bytes * times, times)
+            for instruction, times in program.scheduled(what)
+            if program.kind(instruction) == hlo.COLLECTIVE and not instruction.opcode.endswith("-start")
+        ]
+        return Estimate(
+            argument_bytes=memory.argument_size_in_bytes,
+            temporary_bytes=memory.temp_size_in_bytes,
+            output_bytes=memory.output_size_in_bytes,
+            cycles=program.cycles(what),
+            read_bytes=read_bytes,
+            chip=self.chip,
+            copies=copies,
+            collectives=sum(times for _, times in collectives),
+            collective_bytes=sum(num_bytes for num_bytes, _ in collectives),
+            host_transfers=program.count(what, hlo.HOST),
+        )
+
+
+def _dims(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(sorted(size for size in shape if size > 1))
+
+
+def _of_prefill(decoder: Params) -> Params:
+    """The decoder's weights that only prefill needs: keys and values of the encoder's output."""
+    return {
+        name: {"encoder_decoder_attention": {k: layer["encoder_decoder_attention"][k] for k in ("key", "value")}}
+        for name, layer in decoder.items()
+        if "encoder_decoder_attention" in layer
+    }
+
+
+def _of_calls(decoder: Params) -> Params:
+    """The decoder's weights that every call needs."""
+
+    def rest(layer: Params) -> Params:
+        attention = layer["encoder_decoder_attention"]
+        return {**layer, "encoder_decoder_attention": {k: attention[k] for k in ("query", "out")}}
+
+    return {name: rest(layer) if "encoder_decoder_attention" in layer else layer for name, layer in decoder.items()}

@@ -1,0 +1,45 @@
+"""A schedule in the form of TPU's compiler, written by hand: a loop in a loop, a branch, copies of either kind."""
+
+import pathlib
+
+import pytest
+
+from specdec_jax import hlo
+
+PROGRAM = (pathlib.Path(__file__).parent / "fixtures/tpu_schedule.hlo").read_text()
+
+
+def test_a_step_is_added_up_with_its_loops_and_its_dearest_branch():
+    program = hlo.parse(PROGRAM)
+    body = program.outer_loop
+    assert program.entry == "main.1" and body == "outer_body"
+    assert program.cycles(body) == {
+        hlo.MATRIX: 1000, hlo.COPY: 50, hlo.COLLECTIVE: 7, hlo.VECTOR: 100 + 6 * 100, hlo.OTHER: 0,
+    }  # fmt: skip
+    assert program.cycles(program.entry)[hlo.MATRIX] == 1000  # a loop of unknown length counts as one step
+
+
+def test_moves_are_told_from_fetches():
+    program = hlo.parse(PROGRAM)
+    ((copy, times),) = program.copies(program.outer_loop, 2**14)
+    assert (copy.name, times, copy.num_bytes, copy.dims) == ("turned", 1, 2 * 128 * 64, (64, 128))
+    assert program.copies(program.outer_loop, 2**14 + 1) == []
+    assert program.count(program.outer_loop, hlo.COLLECTIVE) == 1
+    assert program.count(program.outer_loop, hlo.HOST) == 0 and program.count(program.entry, hlo.HOST) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no ENTRY computation"),
+        (PROGRAM.replace("estimated_cycles", "cost"), "only TPU's compiler estimates them"),
+    ],
+)
+def test_what_is_no_such_program_is_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        hlo.parse(text)
+
+
+def test_a_program_without_its_one_loop_is_refused():
+    with pytest.raises(ValueError, match="has 0 loops at its outermost level"):
+        _ = hlo.parse(PROGRAM.replace(" while(%start)", " tuple(%start)")).outer_loop
