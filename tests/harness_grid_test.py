@@ -137,6 +137,10 @@ def test_the_best_gamma_knows_what_verification_costs():
     assert grid.best_gamma(0.75, dear, 8) < grid.best_gamma(0.75, free, 8)
 
 
+def test_the_best_gamma_alone_is_a_plan(tmp_path):
+    assert plan(tmp_path, gammas=("best",)).gammas == ("best",)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

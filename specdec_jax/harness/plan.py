@@ -147,7 +147,8 @@ class Plan:
                 f"gammas is {tuple(self.gammas)}, and the paper has none of these tasks, drafts and temperatures: "
                 "there is nothing to measure; give numbers or 'best' too."
             )
-        shortest, largest = min(task.max_decode_length for task in self.tasks), max(self.max_gamma, *numbers, *printed)
+        shortest = min(task.max_decode_length for task in self.tasks)
+        largest = max([self.max_gamma, *numbers, *printed])
         if shortest < 4 * (largest + 1):
             raise ValueError(
                 f"the largest of max_gamma and gammas is {largest}; to time steps of up to {largest + 1} tokens, "

@@ -23,6 +23,7 @@ from specdec_jax.harness.rendering import markdown as markdown
 from specdec_jax.harness.rendering import show as show
 from specdec_jax.harness.simulated import LABEL
 from specdec_jax.settings import find_rule
+from specdec_jax.verification import token
 
 Document: TypeAlias = Mapping[str, Any]
 _Row: TypeAlias = dict[str, Value]
@@ -303,7 +304,11 @@ def _make(document: Document, number: int, title: str, rows: list[_Row], notes: 
 def _origin(document: Document) -> list[str]:
     """A note for what decoded, and one for each machine and commit."""
     settings = document.get("settings", {})
-    notes = [f"rule: {find_rule(settings['rule'], 1.0).__name__}."] if "rule" in settings else []
+    notes = []
+    if "rule" in settings:
+        rule = find_rule(settings["rule"], 1.0)
+        other = "" if rule is token else "; the theory and the paper are about the token rule"
+        notes.append(f"rule: {rule.__name__}{other}.")
     for environment in document.get("environments", []):
         machine = f"{environment['num_devices']} x {environment['device']}, {environment['processor']}"
         commit = f", commit {environment['commit']}" if environment["commit"] else ""
