@@ -57,17 +57,22 @@ class Dense(nn.Module):
         return product.reshape(*x.shape[:-1], self.features)
 
 
+_CACHED = 2**20  # numbers that any CPU's last cache holds
+
+
 def _times_rows(kernel: Float[Array, "out_dim in_dim"], rows: Float[Array, "rows in_dim"]) -> Array:
     """[out, rows], as fast as XLA for CPU can.
 
     One row it multiplies on a single core. As a batch of two products, of half the outputs each, it takes two: two
-    thirds of the time on two cores, and no more on one. Two rows are fastest as two such products. From there on it
-    has a fast way for up to four rows and for every multiple of eight; nine rows would take twice as long as sixteen.
+    thirds of the time on two cores, and no more on one. Two rows are fastest as two such products, if the kernel stays
+    in the cache from the first to the second. From there on it has a fast way for four rows and for every multiple of
+    eight; nine rows would take twice as long as sixteen.
     """
     num, on_mesh = rows.shape[0], jax.sharding.get_abstract_mesh().size > 1
-    if num > 4:
-        rows = jnp.pad(rows, ((0, -num % 8), (0, 0)))
-    if num > 2 or kernel.shape[0] % 2 or on_mesh:  # halves of a kernel that is split over devices would be moved
+    most = 2 if kernel.size <= _CACHED else 1
+    if num > most or kernel.shape[0] % 2 or on_mesh:  # halves of a kernel that is split over devices would be moved
+        group = 1 if num == 1 else 4 if num <= 4 else 8
+        rows = jnp.pad(rows, ((0, -num % group), (0, 0)))
         return jnp.einsum("oi,ri->or", kernel, rows)[:, :num]
     halves = kernel.reshape(2, -1, kernel.shape[1])
     both = [jnp.broadcast_to(rows[i], (2, 1, kernel.shape[1])) for i in range(num)]
