@@ -192,7 +192,9 @@ def configure(
     with _gin_errors():
         _check_macros(configurable)
         gin.finalize()
-        return configurable()
+        found = configurable()
+    gin.clear_config()  # a finalized one is locked, and a library with configurables could not be imported any more
+    return found
 
 
 @contextlib.contextmanager

@@ -20,8 +20,8 @@ SIZES = [
     for size in sizes.split()
 ]
 TABLES = ["table2_demo.gin", "table2_simulated.gin", "table2_tpu.gin"]
-CONFIGS = ["demo.gin", "demo_ende.gin", "demo_restore.gin", "demo_summarize.gin", "generate.gin", *TABLES]
-COMMANDS = {"demo.gin": configuration.demo} | dict.fromkeys(TABLES, configuration.plan)
+CONFIGS = ["tpu.gin", "demo.gin", "demo_ende.gin", "demo_restore.gin", "demo_summarize.gin", "generate.gin", *TABLES]
+COMMANDS = {"demo.gin": configuration.demo, "tpu.gin": configuration.tpu} | dict.fromkeys(TABLES, configuration.plan)
 REQUIRED = ["TARGET_CHECKPOINT='t'", "DRAFT_CHECKPOINT='d'", "VOCABULARY='bytes'"]
 
 
@@ -185,3 +185,11 @@ def test_every_package_and_gin_file_is_packaged():
         patterns = project["package-data"][f"specdec_jax.{folder}"]
         assert files == {path for pattern in patterns for path in (ROOT / folder).glob(pattern)}
     assert [root for root in packaged.GIN_ROOTS if (root / "configs" / "generate.gin").exists()] == [ROOT]
+
+
+def test_what_comes_after_may_have_configurables_of_its_own():
+    configuration.configure(configuration.demo, ["configs/demo.gin"], [])
+
+    @gin.configurable("registered_later")  # as t5x does where `specdec peers` imports it
+    def later():
+        pass
