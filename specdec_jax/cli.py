@@ -171,6 +171,7 @@ def _table(name: str, argv: Sequence[str]) -> int:
     args, bindings = _split(parser, argv)
     args.gin_file = args.gin_file or ["configs/table2_demo.gin"]
     plan = _configure(configuration.plan, args, bindings)
+    records.check_writable(plan.path(name, ".md"), "DIRECTORY")
     measured = {} if name == "table1" else _measure(plan, with_cells=name in ("table2", "table4"))
     table, console = _TABLES[name](measured), Console()
     console.print(tables.show(table, console.width))
@@ -195,6 +196,7 @@ def _figures(argv: Sequence[str]) -> int:
     args.gin_file = args.gin_file or ["configs/table2_demo.gin"]
     plan = _configure(configuration.plan, args, bindings)
     figures.check_matplotlib()
+    records.check_writable(plan.path("figure1", ".png"), "DIRECTORY")
     measured = _measure(plan, with_cells=True)
     made = drawing.draw(plan, measured)
     print(f"written: {', '.join(str(plan.path(name, '')) for name in made)} ({', '.join(_save(plan, made))})")
@@ -226,6 +228,7 @@ def _peers(argv: Sequence[str]) -> int:
     parser.add_argument("--output", metavar="PATH", help="write PATH.json, PATH.md and PATH.csv")
     args, bindings = _split(parser, argv)
     models, settings = _configure(configuration.generate, args, bindings)
+    _check_output(args.output)
     with Console(stderr=True).status("starting") as status:
         found = peers.measure(
             models, settings, args.texts or _lines_of_stdin(), rounds=args.rounds, report=status.update
@@ -247,6 +250,7 @@ def _tpu(argv: Sequence[str]) -> int:
     args, bindings = _split(parser, argv)
     args.gin_file = args.gin_file or ["configs/tpu.gin"]
     options = _configure(configuration.tpu, args, bindings)
+    _check_output(args.output)
     jax.config.update("jax_platforms", "cpu")  # nothing runs: a TPU that is there is left alone
     with _status("starting") as status:
         cells = tpu_report.CELLS if args.table2 else ()
@@ -261,6 +265,13 @@ def _tpu(argv: Sequence[str]) -> int:
         for suffix, text in texts.items():
             records.write(path.with_name(path.name + suffix), text)
     return 0
+
+
+def _check_output(output: str | None) -> None:
+    if output is not None:
+        if not pathlib.Path(output).name:
+            raise ValueError(f"--output is {output!r}; give a path to which .json and .md can be added.")
+        records.check_writable(pathlib.Path(output + ".json"), "--output")
 
 
 def _load(texts: list[str], models: Models, settings: Settings) -> tuple[list[str], list[list[int]], Pair]:

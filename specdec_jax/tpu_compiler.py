@@ -20,7 +20,7 @@ from specdec_jax.drafters.model import ModelDrafter
 from specdec_jax.models.axes import param_axes
 from specdec_jax.models.t5 import T5
 from specdec_jax.models.t5_config import T5Config
-from specdec_jax.sampling import GREEDY_BELOW, Sampling
+from specdec_jax.sampling import GREEDY_BELOW, HOTTEST, Sampling
 from specdec_jax.types import Inputs, Params
 
 _GIB = 2**30
@@ -92,17 +92,22 @@ class Options:
         for name in ("target_size", "draft_size"):
             if getattr(self, name) not in self.sizes:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; sizes are {', '.join(self.sizes)}.")
-        for name in ("gamma", "batch_size", "max_input_length", "max_decode_length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more.")
+        if not all(isinstance(size, T5Config) for size in self.sizes.values()):
+            raise ValueError(f"sizes is {dict(self.sizes)}; give T5Configs, as {{'small': @t5_1_1_small/T5Config()}}.")
+        for name, most in (("gamma", 100), ("batch_size", 2**16), ("max_input_length", 2**16)):
+            if not 1 <= getattr(self, name) <= most:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 to {most}.")
+        if not 1 <= self.max_decode_length <= 2**16:
+            raise ValueError(f"max_decode_length is {self.max_decode_length}; it must be 1 to {2**16}.")
         if self.layouts not in ("auto", "default"):
             raise ValueError(f"layouts is {self.layouts!r}; it must be 'auto' or 'default'.")
         if self.dtype not in ("bfloat16", "float32"):
             raise ValueError(f"dtype is {self.dtype!r}; it must be 'bfloat16' or 'float32'.")
-        if self.temperature < 0:
-            raise ValueError(f"temperature is {self.temperature}; it must be 0 (argmax) or more.")
+        if not 0 <= self.temperature <= HOTTEST:
+            raise ValueError(f"temperature is {self.temperature}; it must be 0 (argmax) to {HOTTEST:g}.")
         _, bounds = read_topology(self.topology)
-        if len(self.mesh) != 2 or math.prod(self.mesh) != math.prod(bounds):
+        whole = all(type(n) is int and n >= 1 for n in self.mesh)
+        if len(self.mesh) != 2 or not whole or math.prod(self.mesh) != math.prod(bounds):
             raise ValueError(
                 f"mesh is {tuple(self.mesh)} and topology {self.topology} has {math.prod(bounds)} chips; give "
                 "(data, model) whose product that is."
@@ -149,6 +154,11 @@ def find_devices(topology: str) -> list[Any]:
             num_slices=1,
         )
     except Exception as error:  # XLA's own kinds, by version
+        if "lockfile" in str(error):
+            raise ValueError(
+                "another process compiles for TPU, and libtpu lets one do so at a time: wait for it, or set "
+                "ALLOW_MULTIPLE_LIBTPU_LOAD=1."
+            ) from error
         raise ValueError(
             f"topology is {topology!r}, which libtpu {version()} refuses: {str(error).splitlines()[0]}"
         ) from error

@@ -96,7 +96,7 @@ def test_runs_parse_and_their_headers_are_true(name):
     required = [] if required == "none" else required.split(", ")
     for part in ("# RUN: ", "#   specdec ", "# Hardware: ", "# Prints: "):
         assert part in header
-    assert name == "demo.gin" or f"--gin_file=configs/{name}" in header
+    assert name in ("demo.gin", "tpu.gin") or f"--gin_file=configs/{name}" in header
     if required:
         with pytest.raises(ValueError, match=f"the macro {required[0]} is required"):
             configure(f"configs/{name}", configurable=command)

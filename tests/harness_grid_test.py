@@ -169,6 +169,39 @@ def test_a_plan_that_cannot_be_measured_is_refused(tmp_path, changes, message):
 
 
 @pytest.mark.parametrize(
+    "edit",
+    [
+        {"environments": None},
+        {"environments": [{}]},
+        {"acceptance": None},
+        {"cells": [{"task": "upper"}]},
+        {"calls": [{"task": "upper", "draft": "small", "environment": 7}]},
+    ],
+)
+def test_a_results_file_that_was_damaged_is_named(tmp_path, edit):
+    path = plan(tmp_path).path("table2", ".json")
+    record = records.Record.open(path, name="test", simulated=False, settings={})
+    record.add("acceptance", {"task": "upper", "draft": "small", "alpha": 0.5})
+    path.write_text(json.dumps(json.loads(path.read_text()) | edit))
+    with pytest.raises(ValueError, match="holds no measurements of this program"):
+        records.Record.open(path, name="test", simulated=False, settings={})
+    path.write_text("[" * 100_000)
+    with pytest.raises(ValueError, match="holds no measurements of this program"):
+        records.Record.open(path, name="test", simulated=False, settings={})
+
+
+def test_a_place_that_nothing_can_be_written_to_is_found_before_measuring(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / "file/below"):
+        assert cli.main(["table3", RUN, f"--gin.DIRECTORY='{place}'"]) == 2
+        assert "error: DIRECTORY: nothing can be written to" in capsys.readouterr().err
+    for output, wanted in (("", "--output is ''"), (f"{tmp_path}/file/x", "--output: nothing can be written to")):
+        assert cli.main(["peers", "--gin_file=configs/demo_ende.gin", f"--output={output}", "x"]) == 2
+        assert f"error: {wanted}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"drafts": {}}, "drafts of task upper is empty"),

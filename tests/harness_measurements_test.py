@@ -179,7 +179,10 @@ def test_walltime_decodes_the_same_tokens_both_ways_in_alternating_order(monkeyp
 
 
 def test_outputs_that_differ_are_told_with_their_margins():
-    work = workload(rule=verification.token)._replace(lenience=0.2)  # says something else than plain decoding
+    def careless(keys, target, proposal, lenience):  # lets everything pass
+        return proposal.num_guesses, jnp.full_like(proposal.num_guesses, 7)
+
+    work = workload(rule=careless)
     found = walltime.measure([work], eos_ids=(1,), repeats=1, margins=lambda work, plain, tokens: [0.25])
     assert found[0].equal is False and found[0].margins == [0.25]
 

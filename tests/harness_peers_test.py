@@ -78,7 +78,9 @@ def test_figures_by_hand():
 
 def test_a_slow_minute_counts_for_neither():
     ours, theirs = [[1.0, 1.0, 5.0, 5.0, 5.0]], [[2.0, 2.0, 10.0, 10.0, 2.0]]
-    assert peers.summarize(theirs, [4], ours, [4])["ratio"] == 2  # of medians, it would be 0.4
+    alone = peers.summarize(theirs, [4], ours, [4])
+    assert alone["ratio"] == 2  # of medians, it would be 0.4
+    assert alone["ratio_low"] is None and alone["ratio_high"] is None  # one prompt says nothing about the spread
 
 
 class Fake:

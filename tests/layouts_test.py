@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 from tiny_pair import TARGET, VOCAB, inputs, target_params
 
-from specdec_jax import generation, layouts
+from specdec_jax import layouts
 from specdec_jax.decoding import autoregressive_decode
 from specdec_jax.sampling import make_sampling
 
@@ -33,8 +33,3 @@ def test_a_program_takes_weights_as_they_lie():
 
 def tiny_sharding():
     return jax.sharding.SingleDeviceSharding(jax.devices()[0])
-
-
-def test_on_a_cpu_nothing_is_moved():
-    pair = object()
-    assert generation.lay_out(pair, None, None) is pair

@@ -160,7 +160,7 @@ def _read_index(path: str) -> dict[str, str]:
             places = json.load(file)["weight_map"]
         if not all(isinstance(file, str) for file in places.values()):
             raise TypeError("weight_map has to hold names of files")
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, RecursionError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(f"{path}: the index is damaged ({type(error).__name__}: {error}).") from error
     return places
 

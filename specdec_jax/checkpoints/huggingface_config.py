@@ -22,6 +22,7 @@ _PROJECTIONS = {("gelu", "linear"): "gated-gelu", ("relu",): "relu", ("relu", "l
 """What feed_forward_proj calls each kind of feed-forward block; its "gated-gelu" is the approximate gelu, as T5X's."""
 
 _DEFAULT_PROJECTION = {"t5": "relu", "mt5": "gated-gelu"}
+_MOST_LAYERS = 1000
 _SIZES = ("vocab_size", "d_model", "num_heads", "d_kv", "d_ff", "num_layers")
 _FIXED = {"layer_norm_epsilon": 1e-6, "pad_token_id": 0}  # what this package's T5 does not leave open
 
@@ -82,7 +83,7 @@ def _read_json(path: str) -> dict[str, Any]:
     try:
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: this is not JSON: {error}.") from error
     if not isinstance(found, dict):
         raise CheckpointError(f"{path}: holds no JSON object.")
@@ -95,6 +96,8 @@ def _integer(path: str, found: Mapping[str, Any], key: str, default: int | None 
         value = default
     if type(value) is not int:
         raise CheckpointError(f"{path}: {key} is {value!r}; it must be an integer.")
+    if key.endswith("layers") and value > _MOST_LAYERS:  # names are made of it before any weight is seen
+        raise CheckpointError(f"{path}: {key} is {value}; it must be at most {_MOST_LAYERS}.")
     return value
 
 

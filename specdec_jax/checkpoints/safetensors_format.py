@@ -67,7 +67,7 @@ def read_header(path: str) -> dict[str, StoredTensor]:
             tensors = {name: _stored_tensor(path, name, entry, start) for name, entry in header.items()}
         except CheckpointError:
             raise
-        except (ValueError, TypeError, AttributeError, KeyError) as error:
+        except (ValueError, RecursionError, TypeError, AttributeError, KeyError) as error:
             problem = f"{type(error).__name__}: {error}"
             raise CheckpointError(f"{path}: its safetensors header is damaged ({problem}).") from error
     end = max((tensor.start + tensor.nbytes for tensor in tensors.values()), default=start)

@@ -234,7 +234,7 @@ def summarize(
     figures = {"tokens_per_second": np.median(speeds)}
     figures |= {"low": np.quantile(speeds, 0.25), "high": np.quantile(speeds, 0.75)}
     figures |= {"ratio": ratio.mean, "ratio_low": ratio.low, "ratio_high": ratio.high}
-    return {name: float(figure) for name, figure in figures.items()}
+    return {name: None if figure is None else float(figure) for name, figure in figures.items()}
 
 
 def table(document: Mapping[str, Any]) -> Table:

@@ -52,6 +52,9 @@ class Task:
             raise ValueError(
                 f"paper_name of task {self.name} is {self.paper_name!r}; the paper has 'EnDe' and 'CNNDM'."
             )
+        for model in (self.target, *self.drafts.values()):
+            if not isinstance(model, (str, T5Config)):
+                raise ValueError(f"task {self.name} has {model!r} as a model; give a checkpoint's path or a T5Config.")
         random = [isinstance(model, T5Config) for model in (self.target, *self.drafts.values())]
         if any(random) and not all(random):
             raise ValueError(f"task {self.name} mixes checkpoints and random weights; give all its models alike.")

@@ -18,6 +18,7 @@ import jax
 
 _PACKAGES = ("specdec_jax", "jax", "jaxlib", "flax", "numpy")
 _VERSION = 1
+_MACHINE = ("backend", "device", "num_devices", "processor", "cores")  # a line of a table is of one machine
 
 
 def write(path: pathlib.Path, content: str | bytes) -> None:
@@ -29,6 +30,27 @@ def write(path: pathlib.Path, content: str | bytes) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def check_writable(path: pathlib.Path, name: str) -> None:
+    """Says that results will not go to a place before they are measured.
+
+    Args:
+      path: a file that will be written.
+      name: of the setting that it comes from.
+
+    Raises:
+      ValueError: nothing can be written there.
+    """
+    try:
+        if path.is_dir():
+            raise IsADirectoryError("it is a directory")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        probe = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        probe.touch()
+        probe.unlink()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{name}: nothing can be written to {str(path)!r} ({error}); name another place.") from error
 
 
 def environment() -> dict[str, Any]:
@@ -108,8 +130,12 @@ class Record:
             return cls(path, start)
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
-            found = {key: document[key] for key in ("version", "name", "simulated", "settings", "environments")}
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            found = {key: document[key] for key in ("version", "name", "simulated", "settings")}
+            machines = [{key: there[key] for key in _MACHINE} for there in document["environments"]]
+            for section in ("acceptance", "calls", "cells"):
+                for entry in document.get(section, []):
+                    _ = machines[entry["environment"]]
+        except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
             raise ValueError(
                 f"{path} holds no measurements of this program ({type(error).__name__}: {error}); remove it or "
                 "choose another place for results."
@@ -120,12 +146,12 @@ class Record:
                 "name for the results."
             )
         here = environment()
-        for there in document["environments"]:  # a line of a table is of one machine
-            for key in ("backend", "device", "num_devices", "processor", "cores"):
-                if there[key] != here[key]:
+        for there in machines:
+            for key, old in there.items():
+                if old != here[key]:
                     raise ValueError(
-                        f"{path} was measured with {key} {there[key]!r}, and here it is {here[key]!r}; go on there, "
-                        "remove the file, or choose another name for the results."
+                        f"{path} was measured with {key} {old!r}, and here it is {here[key]!r}; go on there, remove "
+                        "the file, or choose another name for the results."
                     )
         return cls(path, document)
 
