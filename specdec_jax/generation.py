@@ -11,7 +11,7 @@ for batch in make_batches(encoded, vocabulary, settings):
 import dataclasses
 import logging
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -229,11 +229,13 @@ def lay_out(pair: Pair, batch: Batch, settings: Settings) -> Pair:
     if jax.default_backend() != "tpu":
         return pair
 
-    def run(weights: tuple[Params, Params], arrays: tuple) -> DecodingResult:
+    def run(weights: tuple[Params, Params], arrays: dict[str, Any]) -> DecodingResult:
         own = pair._replace(target_params=weights[0], draft_params=weights[1])
-        return decode(own, Batch(*arrays, batch.num_rows), settings)
+        return decode(own, batch._replace(**arrays), settings)
 
-    target_params, draft_params = layouts.settle(run, (pair.target_params, pair.draft_params), tuple(batch)[:-1])
+    arrays = batch._asdict()
+    del arrays["num_rows"]
+    target_params, draft_params = layouts.settle(run, (pair.target_params, pair.draft_params), arrays)
     return pair._replace(target_params=target_params, draft_params=draft_params)
 
 

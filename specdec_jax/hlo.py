@@ -151,7 +151,7 @@ class Program(NamedTuple):
             and instruction.num_bytes >= least_bytes
         ]
 
-    def count(self, computation: str, kind: str) -> int:
+    def number_of(self, computation: str, kind: str) -> int:
         """How many operations of a kind a run of a computation makes; an asynchronous one counts once."""
         return sum(
             times

@@ -274,7 +274,8 @@ class Compiler:
         that it is in; everything after that gets them as they are then.
         """
         options = self.options
-        sampling = Sampling() if options.temperature < GREEDY_BELOW else Sampling(temperature=self._one(jnp.float32))
+        temperature: Any = self._one(jnp.float32)
+        sampling = Sampling() if options.temperature < GREEDY_BELOW else Sampling(temperature=temperature)
 
         def run(target_params: Params, draft_params: Params, tokens: Any, seeds: Any, sampling: Sampling) -> Any:
             return decode(
@@ -403,7 +404,7 @@ class Compiler:
             copies=copies,
             collectives=sum(times for _, times in collectives),
             collective_bytes=sum(num_bytes for num_bytes, _ in collectives),
-            host_transfers=program.count(what, hlo.HOST),
+            host_transfers=program.number_of(what, hlo.HOST),
         )
 
 

@@ -24,8 +24,8 @@ def test_moves_are_told_from_fetches():
     ((copy, times),) = program.copies(program.outer_loop, 2**14)
     assert (copy.name, times, copy.num_bytes, copy.dims) == ("turned", 1, 2 * 128 * 64, (64, 128))
     assert program.copies(program.outer_loop, 2**14 + 1) == []
-    assert program.count(program.outer_loop, hlo.COLLECTIVE) == 1
-    assert program.count(program.outer_loop, hlo.HOST) == 0 and program.count(program.entry, hlo.HOST) == 1
+    assert program.number_of(program.outer_loop, hlo.COLLECTIVE) == 1
+    assert program.number_of(program.outer_loop, hlo.HOST) == 0 and program.number_of(program.entry, hlo.HOST) == 1
 
 
 @pytest.mark.parametrize(

@@ -217,7 +217,7 @@ def summarize(
     tokens: Sequence[int],
     our_seconds: Sequence[Sequence[float]],
     our_tokens: Sequence[int],
-) -> dict[str, float]:
+) -> dict[str, float | None]:
     """Speed over prompts, and this package's in it.
 
     Args:
