@@ -261,7 +261,8 @@ def _tpu(argv: Sequence[str]) -> int:
         console.print(tables.show(table, console.width))
     if args.output:
         path = pathlib.Path(args.output)
-        texts = {".json": json.dumps(found, indent=1), ".md": "\n".join(map(tables.markdown, made))}
+        told = {**found, "environment": records.environment()}
+        texts = {".json": json.dumps(told, indent=1), ".md": "\n".join(map(tables.markdown, made))}
         for suffix, text in texts.items():
             records.write(path.with_name(path.name + suffix), text)
     return 0
