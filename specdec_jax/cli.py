@@ -15,7 +15,6 @@ Flags are those of T5X's programs: --gin_file, --gin.NAME=value, --gin_search_pa
 import argparse
 import dataclasses
 import functools
-import importlib.util
 import inspect
 import json
 import pathlib
@@ -182,10 +181,10 @@ def _table(name: str, argv: Sequence[str]) -> int:
     written = [".md", ".csv"]
     if name == "table2":
         written.append(".json")
-        if importlib.util.find_spec("matplotlib") is None:  # a table is worth having without its figure
-            _warn("no figure was drawn, which needs matplotlib: pip install 'specdec_jax[plots]'")
-        else:
+        if figures.has_matplotlib():
             written += _save(plan, {"table2": lambda: plots.table2_plot(measured)})
+        else:  # a table is worth having without its figure
+            _warn("no figure was drawn, which needs matplotlib: pip install 'specdec_jax[plots]'")
     print(f"written: {plan.path(name, '')} ({', '.join(written)})")
     return 0
 
@@ -235,11 +234,8 @@ def _peers(argv: Sequence[str]) -> int:
         )
     table, console = peers.table(found), Console()
     console.print(tables.show(table, console.width))
-    if args.output:
-        path = pathlib.Path(args.output)
-        texts = {".json": json.dumps(found, indent=1), ".md": tables.markdown(table), ".csv": tables.csv(table)}
-        for suffix, text in texts.items():
-            records.write(path.with_name(path.name + suffix), text)
+    texts = {".json": json.dumps(found, indent=1), ".md": tables.markdown(table), ".csv": tables.csv(table)}
+    _write_output(args.output, texts)
     return 0
 
 
@@ -259,12 +255,9 @@ def _tpu(argv: Sequence[str]) -> int:
     made += [tpu_report.table2(found)] if args.table2 else []
     for table in made:
         console.print(tables.show(table, console.width))
-    if args.output:
-        path = pathlib.Path(args.output)
-        told = {**found, "environment": records.environment()}
-        texts = {".json": json.dumps(told, indent=1), ".md": "\n".join(map(tables.markdown, made))}
-        for suffix, text in texts.items():
-            records.write(path.with_name(path.name + suffix), text)
+    told = {**found, "environment": records.environment()}
+    texts = {".json": json.dumps(told, indent=1), ".md": "\n".join(map(tables.markdown, made))}
+    _write_output(args.output, texts)
     return 0
 
 
@@ -273,6 +266,13 @@ def _check_output(output: str | None) -> None:
         if not pathlib.Path(output).name:
             raise ValueError(f"--output is {output!r}; give a path to which .json and .md can be added.")
         records.check_writable(pathlib.Path(output + ".json"), "--output")
+
+
+def _write_output(output: str | None, texts: Mapping[str, str]) -> None:
+    if output is not None:
+        path = pathlib.Path(output)
+        for suffix, text in texts.items():
+            records.write(path.with_name(path.name + suffix), text)
 
 
 def _load(texts: list[str], models: Models, settings: Settings) -> tuple[list[str], list[list[int]], Pair]:

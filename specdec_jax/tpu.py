@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from specdec_jax import theory
-from specdec_jax.tpu_compiler import Compiler, Estimate, Options, version
+from specdec_jax.tpu_compiler import Compiler, Estimate, Options
+from specdec_jax.tpu_topology import version
 
 T5X_STEP = {"small": 0.63e-3, "base": 1.52e-3, "large": 4.22e-3, "xxl": 49.2e-3}
 """Seconds of t5x's own decoding step by the same estimate: one v4 chip, bfloat16, one row, one token, inputs of 512

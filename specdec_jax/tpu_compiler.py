@@ -2,16 +2,13 @@
 
 import dataclasses
 import functools
-import importlib.metadata
 import math
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, PartitionSpec, SingleDeviceSharding
 
 from specdec_jax import hlo, layouts, sharding, verification
@@ -21,39 +18,10 @@ from specdec_jax.models.axes import param_axes
 from specdec_jax.models.t5 import T5
 from specdec_jax.models.t5_config import T5Config
 from specdec_jax.sampling import GREEDY_BELOW, HOTTEST, Sampling
+from specdec_jax.tpu_topology import CHIPS, Chip, find_devices, read_topology
 from specdec_jax.types import Inputs, Params
 
-_GIB = 2**30
 _LEAST_COPY = 2**15  # bytes: what is smaller than 32 KiB is no weight and no cache
-
-
-class Chip(NamedTuple):
-    """What a TPU of one generation is.
-
-    Attributes:
-      clock: Hz of a core.
-      bandwidth: bytes of HBM per second.
-      hbm: bytes of HBM.
-      accelerator: the accelerator type that libtpu is told.
-      config: how libtpu names the chip's mode; v4's two cores work as one.
-      axes: dimensions of a topology.
-    """
-
-    clock: float
-    bandwidth: float
-    hbm: int
-    accelerator: str
-    config: str
-    axes: int
-
-
-CHIPS = {
-    "v4": Chip(1.05e9, 1.2e12, 32 * _GIB, "v4-8", "megacore", 3),
-    "v5e": Chip(1.5e9, 0.82e12, 16 * _GIB, "v5litepod-4", "default", 2),
-    "v5p": Chip(1.75e9, 2.77e12, 95 * _GIB, "v5p-8", "megacore", 3),
-    "v6e": Chip(1.75e9, 1.64e12, 32 * _GIB, "v6e-4", "default", 2),
-}
-"""Generations, with the figures that Google publishes for them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,60 +82,6 @@ class Options:
             )
         if self.batch_size % self.mesh[0]:
             raise ValueError(f"batch_size is {self.batch_size}; it must be a multiple of the mesh's {self.mesh[0]}.")
-
-
-def read_topology(name: str) -> tuple[str, tuple[int, ...]]:
-    """Generation and chips along each axis of such a name as "v4:2x2x1".
-
-    Raises:
-      ValueError: it is no such name, or of an unknown generation.
-    """
-    generation, _, bounds = name.partition(":")
-    chip = CHIPS.get(generation)
-    parts = bounds.split("x")
-    if chip is None or len(parts) != chip.axes or not all(part.isdecimal() and int(part) for part in parts):
-        known = ", ".join(f"{kind}:{'x'.join(['1'] * some.axes)}" for kind, some in CHIPS.items())
-        raise ValueError(f"topology is {name!r}; give a generation and its chips, such as {known}.")
-    return generation, tuple(map(int, parts))
-
-
-def find_devices(topology: str) -> list[Any]:
-    """The devices of a topology, for the compiler only; nothing can run on them.
-
-    Raises:
-      ValueError: libtpu is not installed, or does not know the topology.
-    """
-    generation, bounds = read_topology(topology)
-    chip = CHIPS[generation]
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # there is no TPU machine to ask
-    os.environ.setdefault("TPU_ACCELERATOR_TYPE", chip.accelerator)
-    try:
-        importlib.metadata.version("libtpu")
-    except importlib.metadata.PackageNotFoundError as error:
-        raise ValueError("libtpu is not installed: pip install 'specdec_jax[tpu]'.") from error
-    try:
-        found = topologies.get_topology_desc(
-            topology_name=topology,
-            platform="tpu",
-            chip_config_name=chip.config,
-            chips_per_host_bounds=(*bounds, *[1] * (3 - len(bounds))),
-            num_slices=1,
-        )
-    except Exception as error:  # XLA's own kinds, by version
-        if "lockfile" in str(error):
-            raise ValueError(
-                "another process compiles for TPU, and libtpu lets one do so at a time: wait for it, or set "
-                "ALLOW_MULTIPLE_LIBTPU_LOAD=1."
-            ) from error
-        raise ValueError(
-            f"topology is {topology!r}, which libtpu {version()} refuses: {str(error).splitlines()[0]}"
-        ) from error
-    return list(found.devices)
-
-
-def version() -> str:
-    """Of libtpu."""
-    return importlib.metadata.version("libtpu")
 
 
 class Estimate(NamedTuple):
@@ -389,11 +303,11 @@ class Compiler:
             for instruction, times in program.copies(what, _LEAST_COPY)
             if instruction.dims in known
         ]
-        collectives = [
-            (instruction.num_bytes * times, times)
+        collective_bytes = sum(
+            instruction.num_bytes * times
             for instruction, times in program.scheduled(what)
             if program.kind(instruction) == hlo.COLLECTIVE and not instruction.opcode.endswith("-start")
-        ]
+        )
         return Estimate(
             argument_bytes=memory.argument_size_in_bytes,
             temporary_bytes=memory.temp_size_in_bytes,
@@ -402,8 +316,8 @@ class Compiler:
             read_bytes=read_bytes,
             chip=self.chip,
             copies=copies,
-            collectives=sum(times for _, times in collectives),
-            collective_bytes=sum(num_bytes for num_bytes, _ in collectives),
+            collectives=program.number_of(what, hlo.COLLECTIVE),
+            collective_bytes=collective_bytes,
             host_transfers=program.number_of(what, hlo.HOST),
         )
 

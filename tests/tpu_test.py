@@ -9,9 +9,10 @@ import sys
 
 import pytest
 
-from specdec_jax import tpu_compiler
+from specdec_jax import tpu_topology
 from specdec_jax.models.t5_config import T5Config
-from specdec_jax.tpu_compiler import Options, find_devices, read_topology
+from specdec_jax.tpu_compiler import Options
+from specdec_jax.tpu_topology import find_devices, read_topology
 
 ROOT = pathlib.Path(__file__).parent.parent
 TINY = T5Config(
@@ -98,8 +99,8 @@ def test_topologies_are_read():
 
 def test_without_libtpu_it_is_named(monkeypatch):
     def missing(package):
-        raise tpu_compiler.importlib.metadata.PackageNotFoundError(package)
+        raise tpu_topology.importlib.metadata.PackageNotFoundError(package)
 
-    monkeypatch.setattr(tpu_compiler.importlib.metadata, "version", missing)
+    monkeypatch.setattr(tpu_topology.importlib.metadata, "version", missing)
     with pytest.raises(ValueError, match=r"libtpu is not installed: pip install 'specdec_jax\[tpu\]'"):
         find_devices("v4:1x1x1")

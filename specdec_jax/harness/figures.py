@@ -61,10 +61,17 @@ def check_matplotlib() -> None:
     Raises:
       ValueError: matplotlib is not installed.
     """
+    if not has_matplotlib():
+        raise ValueError("figures need matplotlib: pip install 'specdec_jax[plots]'")
+
+
+def has_matplotlib() -> bool:
+    """Whether figures can be drawn."""
     try:
         import matplotlib.figure  # noqa: F401
-    except ImportError as error:
-        raise ValueError("figures need matplotlib: pip install 'specdec_jax[plots]'") from error
+    except ImportError:
+        return False
+    return True
 
 
 def add_axes(figure: "Figure", rows: int, columns: int, index: int, *, title: str, x: str, y: str) -> "Axes":
