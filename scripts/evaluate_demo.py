@@ -12,6 +12,7 @@ import sacrebleu
 from rouge_score import rouge_scorer
 
 from specdec_jax import generation
+from specdec_jax.drafters.model import ModelDrafter
 from specdec_jax.packaged import DEMO_DIRECTORY, model_names, resolve
 from specdec_jax.settings import Settings
 from specdec_jax.training.text import TASK_PREFIXES
@@ -38,7 +39,7 @@ def main() -> None:
     vocabulary = load_vocabulary(resolve("demo:vocabulary"))
     for name in names:
         model, params = generation.load_model(name)
-        alone = generation.Pair(model, params, model, params, vocabulary)  # decoding it plainly asks for no draft
+        alone = generation.Pair(model, params, ModelDrafter(model), params, vocabulary)  # plainly: no draft
         for task, prefix in TASK_PREFIXES.items():
             rows = [example for example in examples if example["task"] == task]
             hypotheses = outputs(alone, [row["input"] for row in rows], prefix)

@@ -14,6 +14,7 @@ import sys
 import time
 
 from specdec_jax import generation
+from specdec_jax.drafters.model import ModelDrafter
 from specdec_jax.settings import Settings
 from specdec_jax.training import text
 from specdec_jax.vocabularies import load_vocabulary
@@ -33,7 +34,7 @@ def main() -> None:
     shard, num_shards = map(int, args.shard.split("/"))
     vocabulary = load_vocabulary(args.vocabulary)
     model, params = generation.load_model(args.checkpoint)
-    alone = generation.Pair(model, params, model, params, vocabulary)  # decoding it plainly asks for no draft
+    alone = generation.Pair(model, params, ModelDrafter(model), params, vocabulary)  # plainly: no draft
     tasks = text.read_tasks(split="train", ende=args.ende, summ=args.summ)
     sources = [pair.source for pairs in tasks.values() for pair in pairs]
     sources = random.Random(0).sample(sources, min(args.num, len(sources)))[shard::num_shards]

@@ -8,6 +8,8 @@
     specdec table2 --gin_file=configs/table2_demo.gin
     specdec peers --gin_file=configs/demo_ende.gin < lines.txt
     specdec tpu
+    specdec drafter build --gin_file=configs/demo_ende.gin --output=table.npz < lines.txt
+    specdec tune --gin_file=configs/demo_ende.gin --output=tuned.gin < lines.txt
 
 Flags are those of T5X's programs: --gin_file, --gin.NAME=value, --gin_search_paths; configuration.py reads them.
 """
@@ -20,14 +22,24 @@ import json
 import pathlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-from rich.status import Status
 
-from specdec_jax import certificate, comparison, configuration, conversion, distributed, generation, tpu, trace
+from specdec_jax import (
+    arguments,
+    certificate,
+    comparison,
+    configuration,
+    conversion,
+    distributed,
+    drafter_commands,
+    generation,
+    tpu,
+    trace,
+)
 from specdec_jax import demo as demonstration
 from specdec_jax.generation import Batch, Pair
 from specdec_jax.harness import drawing, figures, grid, peers, plots, records, tables, tpu_report
@@ -49,11 +61,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
       The exit status: 0, 1 where `verify` fails, 2 for a mistake of the user, which is one line on stderr.
     """
-    convert = functools.partial(conversion.run, _Parser)
+    convert = functools.partial(conversion.run, arguments.Parser)
     commands = {"generate": _generate, "verify": _verify, "demo": _demo, "convert": convert, "peers": _peers}
     commands |= {name: functools.partial(_table, name) for name in _TABLES} | {"figures": _figures, "tpu": _tpu}
+    commands |= {"drafter": drafter_commands.drafter, "tune": drafter_commands.tune}
     try:
-        parser = _Parser(prog="specdec", description="Speculative decoding for T5.")
+        parser = arguments.Parser(prog="specdec", description="Speculative decoding for T5.")
         parser.add_argument("command", choices=commands, help="specdec COMMAND --help says more")
         parser.add_argument("arguments", nargs=argparse.REMAINDER)
         args = parser.parse_args(argv)
@@ -65,26 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-class _Parser(argparse.ArgumentParser):
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message} (see {self.prog} --help)")
-
-
-def _gin_parser(command: str, description: str) -> _Parser:
-    parser = _Parser(prog=f"specdec {command}", description=description)
-    parser.add_argument("--gin_file", action="append", default=[], metavar="FILE", help="a gin file; repeatable")
-    parser.add_argument("--gin_search_paths", default="", metavar="A,B", help="more places to look for gin files")
-    parser.add_argument(
-        "--gin.NAME", metavar="VALUE", help="--gin.NAME=VALUE is the gin line NAME = VALUE; strings need quotes in it"
-    )
-    return parser
-
-
-def _decoding_parser(command: str, description: str) -> _Parser:
-    parser = _gin_parser(command, description)
+def _decoding_parser(command: str, description: str) -> arguments.Parser:
+    parser = arguments.gin_parser(command, description)
     parser.add_argument("texts", nargs="*", metavar="TEXT", help="inputs; without any, the lines of stdin")
     parser.add_argument(
         "--distributed", action="store_true", help="one of several processes, all started alike; the first prints"
@@ -98,7 +93,7 @@ def _generate(argv: Sequence[str]) -> int:
     mode.add_argument("--trace", action="store_true", help="print what each target call accepted and corrected")
     mode.add_argument("--compare", action="store_true", help="also decode without guesses; print speed and acceptance")
     mode.add_argument("--json", action="store_true", help="print one JSON object per input")
-    args, bindings = _split(parser, argv)
+    args, bindings = arguments.split(parser, argv)
     with distributed.together(args.distributed):
         models, settings = _configure_decoding(args, bindings)
         texts, encoded, pair = _load(args.texts, models, settings)
@@ -118,7 +113,7 @@ def _verify(argv: Sequence[str]) -> int:
     parser.add_argument("--sequences", type=int, default=2048, help="decoded per input of the law test (2048)")
     parser.add_argument("--laws", type=int, default=2, help="inputs that the law test takes (2)")
     parser.add_argument("--json", action="store_true", help="print the certificate as one JSON object")
-    args, bindings = _split(parser, argv)
+    args, bindings = arguments.split(parser, argv)
     if min(args.sequences, args.laws) < 1:
         raise ValueError(f"--sequences and --laws are {args.sequences} and {args.laws}; both must be 1 or more.")
     with distributed.together(args.distributed):
@@ -149,10 +144,12 @@ def _print_certificate(args: argparse.Namespace, models: Models, settings: Setti
 
 
 def _demo(argv: Sequence[str]) -> int:
-    parser = _gin_parser("demo", "Decodes packaged examples with every packaged draft model and prints a table.")
-    args, bindings = _split(parser, argv)
+    parser = arguments.gin_parser(
+        "demo", "Decodes packaged examples with every packaged draft model and prints a table."
+    )
+    args, bindings = arguments.split(parser, argv)
     args.gin_file = args.gin_file or ["configs/demo.gin"]
-    demonstration.run(_configure(configuration.demo, args, bindings), Console())
+    demonstration.run(arguments.configure(configuration.demo, args, bindings), Console())
     return 0
 
 
@@ -166,10 +163,10 @@ _TABLES = {
 
 
 def _table(name: str, argv: Sequence[str]) -> int:
-    parser = _gin_parser(name, f"Makes the paper's Table {name[-1]} beside ours; measures what is missing.")
-    args, bindings = _split(parser, argv)
+    parser = arguments.gin_parser(name, f"Makes the paper's Table {name[-1]} beside ours; measures what is missing.")
+    args, bindings = arguments.split(parser, argv)
     args.gin_file = args.gin_file or ["configs/table2_demo.gin"]
-    plan = _configure(configuration.plan, args, bindings)
+    plan = arguments.configure(configuration.plan, args, bindings)
     records.check_writable(plan.path(name, ".md"), "DIRECTORY")
     measured = {} if name == "table1" else _measure(plan, with_cells=name in ("table2", "table4"))
     table, console = _TABLES[name](measured), Console()
@@ -184,16 +181,18 @@ def _table(name: str, argv: Sequence[str]) -> int:
         if figures.has_matplotlib():
             written += _save(plan, {"table2": lambda: plots.table2_plot(measured)})
         else:  # a table is worth having without its figure
-            _warn("no figure was drawn, which needs matplotlib: pip install 'specdec_jax[plots]'")
+            arguments.warn("no figure was drawn, which needs matplotlib: pip install 'specdec_jax[plots]'")
     print(f"written: {plan.path(name, '')} ({', '.join(written)})")
     return 0
 
 
 def _figures(argv: Sequence[str]) -> int:
-    parser = _gin_parser("figures", "Draws the paper's figures, with what was measured; measures what is missing.")
-    args, bindings = _split(parser, argv)
+    parser = arguments.gin_parser(
+        "figures", "Draws the paper's figures, with what was measured; measures what is missing."
+    )
+    args, bindings = arguments.split(parser, argv)
     args.gin_file = args.gin_file or ["configs/table2_demo.gin"]
-    plan = _configure(configuration.plan, args, bindings)
+    plan = arguments.configure(configuration.plan, args, bindings)
     figures.check_matplotlib()
     records.check_writable(plan.path("figure1", ".png"), "DIRECTORY")
     measured = _measure(plan, with_cells=True)
@@ -221,34 +220,36 @@ def _save(plan: Plan, made: Mapping[str, Callable[[], Any]]) -> list[str]:
 
 
 def _peers(argv: Sequence[str]) -> int:
-    parser = _gin_parser("peers", "Times other implementations of T5 on the same models and inputs, greedily.")
+    parser = arguments.gin_parser("peers", "Times other implementations of T5 on the same models and inputs, greedily.")
     parser.add_argument("texts", nargs="*", metavar="TEXT", help="inputs; without any, the lines of stdin")
     parser.add_argument("--rounds", type=int, default=3, help="timed decodes of each input by each peer (3)")
     parser.add_argument("--output", metavar="PATH", help="write PATH.json, PATH.md and PATH.csv")
-    args, bindings = _split(parser, argv)
-    models, settings = _configure(configuration.generate, args, bindings)
-    _check_output(args.output)
+    args, bindings = arguments.split(parser, argv)
+    models, settings = arguments.configure(configuration.generate, args, bindings)
+    arguments.check_output(args.output)
     with Console(stderr=True).status("starting") as status:
         found = peers.measure(
-            models, settings, args.texts or _lines_of_stdin(), rounds=args.rounds, report=status.update
+            models, settings, args.texts or arguments.lines_of_stdin(), rounds=args.rounds, report=status.update
         )
     table, console = peers.table(found), Console()
     console.print(tables.show(table, console.width))
     texts = {".json": json.dumps(found, indent=1), ".md": tables.markdown(table), ".csv": tables.csv(table)}
-    _write_output(args.output, texts)
+    arguments.write_output(args.output, texts)
     return 0
 
 
 def _tpu(argv: Sequence[str]) -> int:
-    parser = _gin_parser("tpu", "Compiles decoding for a TPU that is not there; prints memory and estimated times.")
+    parser = arguments.gin_parser(
+        "tpu", "Compiles decoding for a TPU that is not there; prints memory and estimated times."
+    )
     parser.add_argument("--table2", action="store_true", help="also predict Table 2, which compiles all of its drafts")
     parser.add_argument("--output", metavar="PATH", help="write PATH.json and PATH.md")
-    args, bindings = _split(parser, argv)
+    args, bindings = arguments.split(parser, argv)
     args.gin_file = args.gin_file or ["configs/tpu.gin"]
-    options = _configure(configuration.tpu, args, bindings)
-    _check_output(args.output)
+    options = arguments.configure(configuration.tpu, args, bindings)
+    arguments.check_output(args.output)
     jax.config.update("jax_platforms", "cpu")  # nothing runs: a TPU that is there is left alone
-    with _status("starting") as status:
+    with arguments.status("starting") as status:
         cells = tpu_report.CELLS if args.table2 else ()
         found = tpu.measure(options, cells, report=lambda what: status.update(f"compiling: {what}"))
     made, console = [tpu_report.programs(found)], Console()
@@ -257,38 +258,18 @@ def _tpu(argv: Sequence[str]) -> int:
         console.print(tables.show(table, console.width))
     told = {**found, "environment": records.environment()}
     texts = {".json": json.dumps(told, indent=1), ".md": "\n".join(map(tables.markdown, made))}
-    _write_output(args.output, texts)
+    arguments.write_output(args.output, texts)
     return 0
-
-
-def _check_output(output: str | None) -> None:
-    if output is not None:
-        if not pathlib.Path(output).name:
-            raise ValueError(f"--output is {output!r}; give a path to which .json and .md can be added.")
-        records.check_writable(pathlib.Path(output + ".json"), "--output")
-
-
-def _write_output(output: str | None, texts: Mapping[str, str]) -> None:
-    if output is not None:
-        path = pathlib.Path(output)
-        for suffix, text in texts.items():
-            records.write(path.with_name(path.name + suffix), text)
 
 
 def _load(texts: list[str], models: Models, settings: Settings) -> tuple[list[str], list[list[int]], Pair]:
     """The inputs, or stdin's lines, their ids, and the models; the models last, since they take the longest."""
-    texts = texts or _lines_of_stdin()
+    texts = texts or arguments.lines_of_stdin()
     if jax.process_count() > 1:
         distributed.check_same(texts, models, settings)
     vocabulary = load_vocabulary(resolve(models.vocabulary), models.extra_ids)
     encoded = generation.encode(texts, vocabulary, settings)
-    return texts, encoded, generation.load_pair(models, vocabulary, settings.mesh, warn=_warn)
-
-
-def _lines_of_stdin() -> list[str]:
-    if sys.stdin is None or sys.stdin.isatty():
-        raise ValueError("there is no input; give texts as arguments, or lines on stdin.")
-    return sys.stdin.read().splitlines()
+    return texts, encoded, generation.load_pair(models, vocabulary, settings.mesh, warn=arguments.warn)
 
 
 def _print_outputs(
@@ -301,7 +282,7 @@ def _print_outputs(
     for batch in batches:
         decode = functools.partial(generation.decode, pair, batch, settings)
         shape = jax.tree.leaves(batch.inputs)[0].shape
-        with _status(f"decoding input {first + 1} of {len(texts)}"):
+        with arguments.status(f"decoding input {first + 1} of {len(texts)}"):
             if as_json and shape not in compiled:  # the time of this call shall not include compilation
                 jax.block_until_ready(decode())
             found = timed(decode)
@@ -310,7 +291,7 @@ def _print_outputs(
         for row, output in enumerate(generation.read_outputs(result, batch, pair.vocabulary)):
             text = texts[first + row]
             if output.finish_reason == "nan":
-                _warn(f"input {first + row + 1}: {_NAN}")
+                arguments.warn(f"input {first + row + 1}: {_NAN}")
             if as_json:
                 print(json.dumps({"input": text, **output._asdict(), "seconds": seconds}, ensure_ascii=False))
                 continue
@@ -324,27 +305,19 @@ def _print_outputs(
 def _print_comparison(pair: Pair, batches: Sequence[Batch], settings: Settings) -> None:
     comparisons, first = [], 0
     for i, batch in enumerate(batches, start=1):
-        with _status(f"comparing, batch {i} of {len(batches)}"):
+        with arguments.status(f"comparing, batch {i} of {len(batches)}"):
             comparisons.append(comparison.compare(pair, batch, settings, repeats=COMPARE_REPEATS))
         for output in generation.read_outputs(comparisons[-1].speculative, batch, pair.vocabulary):
             first += 1
             if output.finish_reason == "nan":
-                _warn(f"input {first}: {_NAN}")
+                arguments.warn(f"input {first}: {_NAN}")
             print(_line(output.text), flush=True)
     dtype = pair.target.config.dtype.name
     Console().print(comparison.table(comparisons, dtype, temperature=settings.temperature))
     for line in comparison.explain(comparisons, dtype):
         print(line)
     if comparison.summarize(comparisons).speedup < 1:
-        _warn("speculation was slower than plain decoding here; a smaller GAMMA or a smaller draft may help.")
-
-
-def _status(message: str) -> Status:
-    return Console(stderr=True).status(message)
-
-
-def _warn(message: str) -> None:
-    print(f"warning: {message}", file=sys.stderr)
+        arguments.warn("speculation was slower than plain decoding here; a smaller GAMMA or a smaller draft may help.")
 
 
 def _line(text: str) -> str:
@@ -352,34 +325,18 @@ def _line(text: str) -> str:
     return "\\n".join(text.splitlines())
 
 
-def _split(parser: _Parser, argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The parsed arguments, and the NAME=value of every --gin.NAME=value."""
-    end = list(argv).index("--") if "--" in argv else len(argv)
-    is_binding = [i < end and arg.startswith("--gin.") for i, arg in enumerate(argv)]
-    bindings = [arg.removeprefix("--gin.") for arg, yes in zip(argv, is_binding, strict=True) if yes]
-    args = parser.parse_intermixed_args([arg for arg, yes in zip(argv, is_binding, strict=True) if not yes])
-    for binding in bindings:
-        if "=" not in binding:
-            raise ValueError(f"--gin.{binding} has no value; write --gin.NAME=value.")
-    return args, bindings
-
-
 def _configure_decoding(args: argparse.Namespace, bindings: Sequence[str]) -> tuple[Models, Settings]:
-    models, settings = _configure(configuration.generate, args, bindings)
+    models, settings = arguments.configure(configuration.generate, args, bindings)
     if args.distributed and settings.mesh is None:
         settings = dataclasses.replace(settings, mesh=(jax.device_count(), 1))
     return models, settings
-
-
-def _configure(configurable: Callable[..., Any], args: argparse.Namespace, bindings: Sequence[str]) -> Any:
-    return configuration.configure(configurable, args.gin_file, bindings, args.gin_search_paths)
 
 
 def _one_line(error: Exception) -> str:
     """An error as one line; a setting that it begins with is named as its macro."""
     message = " ".join(str(error).split())
     name = message.split(" ", 1)[0]
-    known = (configuration.generate, configuration.demo, configuration.plan, configuration.tpu)
+    known = (configuration.generate, configuration.demo, configuration.plan, configuration.tpu, configuration.drafters)
     settings = {parameter for configurable in known for parameter in inspect.signature(configurable).parameters}
     return message.replace(name, name.upper(), 1) if name in settings and f"{name} is " in message else message
 

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import gin.config
 
 from specdec_jax import demo as demonstration
+from specdec_jax.harness.drafters import DrafterPlan
 from specdec_jax.harness.plan import Plan, Task
 from specdec_jax.models.t5 import T5Config
 from specdec_jax.packaged import GIN_ROOTS
@@ -46,6 +47,8 @@ def generate(
     target_config: Any,
     draft_config: Any,
     dtype: Any,
+    drafter: Any,
+    draft_table: Any,
     task_prefix: Any,
     gamma: Any,
     temperature: Any,
@@ -63,6 +66,7 @@ def generate(
     max_decode_length: Any,
     max_input_length: Any,
     batch_size: Any,
+    adaptation: Any,
     mesh: Any,
 ) -> tuple[Models, Settings]:
     """What gin files bind for `specdec generate`: the fields of Models and Settings, each to a macro of its name."""
@@ -148,6 +152,27 @@ def tpu(
 ) -> Options:
     """What gin files bind for `specdec tpu`."""
     return _checked(Options, dict(locals()))
+
+
+@gin.configurable
+def drafters(
+    *,
+    name: Any,
+    directory: Any,
+    tasks: Any,
+    tables: Any,
+    drafters: Any,
+    temperatures: Any,
+    max_gamma: Any,
+    num_prompts: Any,
+    repeats: Any,
+    rounds: Any,
+    num_tokens: Any,
+    alpha_batch_size: Any,
+    seed: Any,
+) -> DrafterPlan:
+    """What gin files bind for `specdec drafter measure`."""
+    return _checked(DrafterPlan, dict(locals()))
 
 
 def _checked(options: type[_Options], values: Mapping[str, Any]) -> _Options:

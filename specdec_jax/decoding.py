@@ -10,7 +10,7 @@ gamma draft calls and one target call, and emits 1 to gamma + 1 tokens per row:
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -18,18 +18,22 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32
 
 from specdec_jax import verification
+from specdec_jax.adaptation import Adaptation, look, widths
 from specdec_jax.drafters.base import BlockDrafter, Drafter, DrafterState
-from specdec_jax.drafting import propose, write
+from specdec_jax.drafting import Adaptive, propose, write
 from specdec_jax.models.base import Cache, Decoder
 from specdec_jax.results import DecodingResult, FinishReason, empty_result
 from specdec_jax.sampling import (
+    ACCEPT,
     End,
     PointMass,
     Sampling,
+    StepKeys,
     constrain,
     log_probabilities,
     row_keys,
     to_probabilities,
+    uniforms,
 )
 from specdec_jax.types import Inputs, Params
 from specdec_jax.verification import Proposal, Target
@@ -101,6 +105,7 @@ def speculative_decode(
     rule: verification.Rule | None = None,
     lenience: float | int = 1.0,
     limits: Int32[Array, " rows"] | None = None,
+    adaptation: Adaptation | None = None,
 ) -> DecodingResult:
     """Decodes with guesses of the drafter that the target verifies; the target's own distribution (Theorem in A.1).
 
@@ -120,6 +125,7 @@ def speculative_decode(
         below 1.
       lenience: 1 is exact; below 1 accepts more, and no token's probability grows beyond p / lenience (A.5).
       limits: int32 [batch], emitted tokens at most per row, where rows differ in it; max_length still holds for all.
+      adaptation: lets each row choose in each step how many guesses it makes, gamma at most; None makes always gamma.
 
     Returns:
       A DecodingResult.
@@ -132,6 +138,11 @@ def speculative_decode(
     _check(max_length=max_length, gamma=gamma, eos_ids=eos_ids, seeds=seeds, limits=limits)
     rule = verification.default_rule(lenience) if rule is None else rule
     verification.check_lenience(rule, lenience)
+    if adaptation is not None and adaptation.costs.shape != (gamma + 1,):
+        raise ValueError(
+            f"adaptation.costs has shape {adaptation.costs.shape} and gamma is {gamma}; give the cost of a step of "
+            "each number of guesses, 0 to gamma."
+        )
     return decode(
         target,
         target_params,
@@ -147,6 +158,7 @@ def speculative_decode(
         rule=rule,
         lenience=lenience,
         limits=limits,
+        adaptation=adaptation,
     )
 
 
@@ -183,6 +195,7 @@ def decode(
     rule: verification.Rule,
     lenience: float | int | Float32[Array, ""],
     limits: Int32[Array, " rows"] | None = None,
+    adaptation: Adaptation | None = None,
 ) -> DecodingResult:
     """The jitted loop behind both public functions; lower it to read what was compiled."""
     batch = seeds.shape[0]
@@ -201,39 +214,68 @@ def decode(
     rngs = row_keys(seeds)
     scale = jnp.asarray(lenience, jnp.float32)
 
-    def step(state: _State) -> _State:
-        keys = verification.step_keys(rule, rngs, state.positions, gamma, target.vocab_size)
-        proposal, tokens, drafter_state = propose(
-            drafter, draft_params, state.drafter_state, state.tokens, keys, gamma, draft_sampling, target.vocab_size
-        )
+    def verify(tokens: Array, keys: StepKeys, block: Array, proposal: Proposal, cache: Cache) -> tuple[_Verdict, Cache]:
         # 2. p_1 .. p_{gamma+1} = M_p on the gamma + 1 prefixes, in one call
-        newest = jnp.take_along_axis(tokens, state.positions[:, None], axis=1)
-        block = jnp.concatenate([newest, proposal.tokens], axis=1)
-        logits, cache = target.extend(target_params, state.cache, block, state.positions)
-        constrained = constrain(logits, sampling, tokens, state.positions)
+        logits, cache = target.extend(target_params, cache, block, keys.positions)
+        constrained = constrain(logits, sampling, tokens, keys.positions)
         p = to_probabilities(constrained, sampling)
         said = Target(p, constrained, greedy)
         n, extra_token = rule(keys, said, proposal, scale)
         # 5. return prefix + [x_1, .., x_n, t]
-        places = jnp.arange(gamma + 1)[None]
+        places = jnp.arange(block.shape[1])[None]
         emitted = jnp.where(places < n[:, None], jnp.pad(proposal.tokens, ((0, 0), (0, 1))), extra_token[:, None])
-        raw = log_probabilities(logits, emitted)
         if isinstance(p, PointMass):
             chosen = jnp.where(emitted == p.tokens, 0.0, -jnp.inf)  # what lenience lets pass has probability 0
         else:
             chosen = jnp.log(verification.at_guesses(p, emitted))
-        is_nan = ~jnp.isfinite(jnp.max(constrained, axis=-1))
-        cut = _cut(state, n, emitted, is_nan, end, most)
+        verdict = _Verdict(
+            num_accepted=n,
+            emitted=emitted,
+            raw=log_probabilities(logits, emitted),
+            standardized=chosen,
+            is_nan=~jnp.isfinite(jnp.max(constrained, axis=-1)),
+            beta=verification.beta(said, proposal, scale),
+        )
+        return verdict, cache
+
+    def step(state: _State) -> _State:
+        keys = verification.step_keys(rule, rngs, state.positions, gamma, target.vocab_size)
+        adaptive = None
+        if adaptation is not None:
+            keys = keys._replace(accept=uniforms(keys, ACCEPT, gamma))
+            outlook = look(adaptation, state.result.beta_sum, state.result.trials)
+            adaptive = Adaptive(adaptation, outlook, state.running)
+        proposal, tokens, drafter_state = propose(
+            drafter,
+            draft_params,
+            state.drafter_state,
+            state.tokens,
+            keys,
+            gamma,
+            draft_sampling,
+            target.vocab_size,
+            adaptive,
+        )
+        newest = jnp.take_along_axis(tokens, state.positions[:, None], axis=1)
+        block = jnp.concatenate([newest, proposal.tokens], axis=1)
+        verify_block = functools.partial(verify, tokens)
+        if adaptation is None:
+            verdict, cache = verify_block(keys, block, proposal, state.cache)
+        else:
+            needed = jnp.max(jnp.where(state.running, proposal.num_guesses, 0)) + 1
+            verdict, cache = _verify_as_needed(verify_block, keys, block, proposal, state.cache, needed)
+        n, emitted = verdict.num_accepted, verdict.emitted
+        cut = _cut(state, n, emitted, verdict.is_nan, end, most)
         return _State(
             step=state.step + 1,
             running=cut.running,
             positions=state.positions + cut.num_new,
             tokens=write(tokens, emitted, state.positions + 1),
-            raw=write(state.raw, raw, state.positions + 1),
-            standardized=write(state.standardized, chosen, state.positions + 1),
+            raw=write(state.raw, verdict.raw, state.positions + 1),
+            standardized=write(state.standardized, verdict.standardized, state.positions + 1),
             cache=cache,
             drafter_state=drafter_state,
-            result=_count(state, cut, n, proposal, verification.beta(said, proposal, scale)),
+            result=_count(state, cut, n, proposal, verdict.beta),
         )
 
     # One slot more than the caches: a row that ended at the limit still runs, and its extra token has to fall behind
@@ -252,6 +294,53 @@ def decode(
     )
     state = jax.lax.while_loop(lambda s: jnp.any(s.running), step, state)
     return _finish(state, positions)
+
+
+class _Verdict(NamedTuple):
+    """What came of a block; the extra token stands at place n and behind it."""
+
+    num_accepted: Int32[Array, " batch"]
+    emitted: Int32[Array, "batch block"]
+    raw: Float32[Array, "batch block"]
+    standardized: Float32[Array, "batch block"]
+    is_nan: Bool[Array, "batch block"]
+    beta: Float32[Array, "batch gamma"]
+
+
+def _verify_as_needed(
+    verify: Callable[[StepKeys, Array, Proposal, Cache], tuple[_Verdict, Cache]],
+    keys: StepKeys,
+    block: Int32[Array, "batch block"],
+    proposal: Proposal,
+    cache: Cache,
+    needed: Int32[Array, ""],
+) -> tuple[_Verdict, Cache]:
+    """Verifies a block's first tokens, by a target call of the least of a few widths that has those needed."""
+    gamma = proposal.tokens.shape[1]
+    sizes = widths(gamma)
+    which = jnp.searchsorted(jnp.asarray(sizes), needed)
+
+    def narrow(size: int, _: Array, carry: tuple[_Verdict, Cache]) -> tuple[_Verdict, Cache]:
+        first = Proposal(
+            proposal.tokens[:, : size - 1],
+            None if proposal.q is None else proposal.q[:, : size - 1],
+            jnp.minimum(proposal.num_guesses, size - 1),
+        )
+        own = keys if keys.noise is None else keys._replace(noise=keys.noise[:, :size])
+        # XLA would take the work on the first layer out of a loop that may not run at all: tie it to the carry.
+        tied, cache = jax.lax.optimization_barrier((block, carry[1]))
+        verdict, cache = verify(own, tied[:, :size], first, cache)
+        behind = [(0, 0), (0, gamma + 1 - size)]
+        return jax.tree.map(lambda x: x if x.ndim == 1 else jnp.pad(x, behind), verdict), cache
+
+    batch = block.shape[0]
+    zeros = jnp.zeros((batch, gamma + 1), jnp.float32)
+    nothing = _Verdict(keys.positions, block, zeros, zeros, zeros > 0, zeros[:, :gamma])
+    # Not lax.switch, whose branches copy what they pass through: a loop of no iteration or one leaves caches in place.
+    carry = nothing, cache
+    for i, size in enumerate(sizes):
+        carry = jax.lax.fori_loop(0, (which == i).astype(jnp.int32), functools.partial(narrow, size), carry)
+    return carry
 
 
 class _Cut(NamedTuple):

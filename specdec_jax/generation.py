@@ -22,7 +22,9 @@ from jaxtyping import Array, Int32
 from specdec_jax import layouts, sharding, verification
 from specdec_jax.checkpoints import huggingface, t5x
 from specdec_jax.decoding import autoregressive_decode, speculative_decode
-from specdec_jax.drafters.model import ModelDrafter
+from specdec_jax.drafters import named
+from specdec_jax.drafters.base import BlockDrafter, Drafter
+from specdec_jax.drafters.table import Table
 from specdec_jax.models.t5 import T5, T5Config
 from specdec_jax.packaged import resolve
 from specdec_jax.results import DecodingResult, FinishReason
@@ -37,11 +39,11 @@ _SHORTEST_INPUT = 32
 
 
 class Pair(NamedTuple):
-    """A target and a draft with their weights, and the vocabulary they share; on a mesh both are Sharded."""
+    """A target and what drafts for it, their weights, and the vocabulary they share; on a mesh models are Sharded."""
 
     target: T5 | Sharded
     target_params: Params
-    draft: T5 | Sharded
+    drafter: Drafter | BlockDrafter
     draft_params: Params
     vocabulary: Vocabulary
 
@@ -53,7 +55,7 @@ def load_pair(
     *,
     warn: Callable[[str], None] = _LOG.warning,
 ) -> Pair:
-    """Reads both models; the draft first, so that a mistake shows before the larger one is read.
+    """Reads both models, or a model and a table; the draft first, so that a mistake shows before the target is read.
 
     Args:
       models: where they are.
@@ -62,24 +64,37 @@ def load_pair(
       warn: told where the draft cannot be split over the mesh, and is whole on every device.
 
     Raises:
-      ValueError: a checkpoint is missing, damaged or of other sizes than its config; the models differ in their
+      ValueError: a checkpoint or table is missing, damaged or of other sizes than its config; they differ in their
         vocabulary; the vocabulary has more ids than they have rows; or the target cannot be split over the mesh.
     """
     device_mesh = None if mesh is None else sharding.make_mesh(*mesh)
-    draft, draft_params = read_model(models.draft_checkpoint, models.draft_config, models.dtype)
-    _check_rows(draft, vocabulary, models.draft_checkpoint)
+    table = None if models.draft_table is None else Table.load(resolve(models.draft_table))
+    draft: T5 | Sharded | None = None
+    draft_params: Params = None
+    if models.drafter in named.WITH_MODEL and models.draft_checkpoint is not None:
+        draft, draft_params = read_model(models.draft_checkpoint, models.draft_config, models.dtype)
+        _check_rows(draft, vocabulary, models.draft_checkpoint)
     target, target_params = read_model(models.target_checkpoint, models.target_config, models.dtype)
     _check_rows(target, vocabulary, models.target_checkpoint)
-    if draft.vocab_size != target.vocab_size:
-        raise ValueError(
-            f"the draft {models.draft_checkpoint} has a vocabulary of {draft.vocab_size} rows and the target "
-            f"{models.target_checkpoint} one of {target.vocab_size}; use two models with the same vocabulary."
-        )
-    if device_mesh is None:
-        return Pair(target, target.prepare(target_params), draft, draft.prepare(draft_params), vocabulary)
-    split = sharding.split_target(target, device_mesh)
-    split_draft = sharding.split_draft(draft, device_mesh, name=models.draft_checkpoint, warn=warn)
-    return Pair(split, split.place(target_params), split_draft, split_draft.place(draft_params), vocabulary)
+    for what, some in ((models.draft_checkpoint, draft), (models.draft_table, table)):
+        if some is not None and some.vocab_size != target.vocab_size:
+            raise ValueError(
+                f"the draft {what} has a vocabulary of {some.vocab_size} rows and the target "
+                f"{models.target_checkpoint} one of {target.vocab_size}; use two with the same vocabulary."
+            )
+    if device_mesh is not None:
+        target = sharding.split_target(target, device_mesh)
+        target_params = target.place(target_params)
+        if draft is not None:
+            draft = sharding.split_draft(draft, device_mesh, name=str(models.draft_checkpoint), warn=warn)
+            draft_params = draft.place(draft_params)
+    else:
+        target_params = target.prepare(target_params)
+        draft_params = None if draft is None else draft.prepare(draft_params)
+    counts = None if table is None else table.params()
+    return Pair(
+        target, target_params, *named.make(models.drafter, target.vocab_size, draft, draft_params, counts), vocabulary
+    )
 
 
 def load_model(checkpoint: str, config: T5Config | None = None, dtype: str | None = None) -> tuple[T5, Params]:
@@ -244,7 +259,7 @@ def decode(pair: Pair, batch: Batch, settings: Settings) -> DecodingResult:
     return speculative_decode(
         pair.target,
         pair.target_params,
-        ModelDrafter(pair.draft),
+        pair.drafter,
         pair.draft_params,
         batch.inputs,
         gamma=settings.gamma,
@@ -255,6 +270,7 @@ def decode(pair: Pair, batch: Batch, settings: Settings) -> DecodingResult:
         eos_ids=(pair.vocabulary.eos_id,),
         rule=settings.verification_rule(),
         lenience=settings.lenience,
+        adaptation=settings.adaptive(),
     )
 
 

@@ -2,6 +2,7 @@
 
 demo:target, demo:draft_small, ...    the only checkpoint in data/demo/target, data/demo/draft_small, ...
 demo:vocabulary                       data/demo/vocabulary.model
+demo:table_ende, ...                  data/demo/table_ende.npz, ...
 """
 
 import pathlib
@@ -35,9 +36,12 @@ def resolve(spec: str, directory: pathlib.Path | None = None) -> str:
     vocabulary = directory / "vocabulary.model"
     if name == "vocabulary" and vocabulary.is_file():
         return str(vocabulary)
+    tables = sorted(path.stem for path in directory.glob("table_*.npz"))
+    if name in tables:
+        return str(directory / f"{name}.npz")
     models = model_names(directory)
     if name not in models:
-        known = [_DEMO + known for known in models + ["vocabulary"] * vocabulary.is_file()]
+        known = [_DEMO + known for known in models + ["vocabulary"] * vocabulary.is_file() + tables]
         there = f"it holds {', '.join(known)}" if known else "the demonstration pair is not there"
         raise ValueError(f"{spec!r} is not in {directory}; {there}.")
     steps = t5x.list_steps(directory / name)

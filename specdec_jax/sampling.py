@@ -349,11 +349,14 @@ class StepKeys(NamedTuple):
       positions: int32 [batch], the position of each row's newest token.
       noise: float32 [batch, gamma + 1, vocab], the Gumbel noise of each place of the block, which unlike all else
         depends on the absolute position; only for the coupled rule.
+      accept: float32 [batch, gamma], the numbers for ACCEPT where a block may turn out narrower than gamma, and shall
+        get the same ones; None where they are drawn when asked for.
     """
 
     rngs: Key[Array, " batch"]
     positions: Int32[Array, " batch"]
     noise: Float32[Array, "batch block vocab"] | None = None
+    accept: Float32[Array, "batch gamma"] | None = None
 
 
 def row_keys(seeds: Int32[Array, " batch"]) -> Key[Array, " batch"]:
@@ -363,6 +366,8 @@ def row_keys(seeds: Int32[Array, " batch"]) -> Key[Array, " batch"]:
 
 def uniforms(keys: StepKeys, purpose: int, num: int) -> Float32[Array, "batch num"]:
     """Uniform draws in [0, 1) for a step, float32 [batch, num]; `purpose` is DRAW, ACCEPT or EXTRA."""
+    if keys.accept is not None and purpose == ACCEPT:
+        return keys.accept[:, :num]
     rngs = jax.vmap(jax.random.fold_in)(keys.rngs, keys.positions * _PURPOSES + purpose)
     return jax.vmap(lambda rng: jax.random.uniform(rng, (num,), jnp.float32))(rngs)
 

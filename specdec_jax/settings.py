@@ -1,9 +1,12 @@
 """What a run is told: which models, and how to decode with them. Checked before anything is read."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from specdec_jax import verification
+from specdec_jax.adaptation import Adaptation, make_adaptation
+from specdec_jax.drafters import named
 from specdec_jax.models.t5 import T5Config
 from specdec_jax.sampling import HOTTEST, Sampling, make_sampling
 
@@ -33,25 +36,37 @@ class Models:
 
     Attributes:
       target_checkpoint: the target, a T5X checkpoint, a folder of Hugging Face's, or a "demo:" name.
-      draft_checkpoint: the draft, likewise.
+      draft_checkpoint: the draft, likewise; None for a drafter without a model.
       vocabulary: a SentencePiece .model file, "bytes", or "demo:vocabulary".
       extra_ids: sentinel ids to append to the vocabulary.
       target_config: sizes that the checkpoint must have; None reads them off the checkpoint.
       draft_config: likewise.
       dtype: "float32" or "bfloat16", of weights and activations; None for float32 on CPU and bfloat16 elsewhere.
+      drafter: what guesses: "model", "unigram", "bigram", "copy", "one_shot", "random", "mixture" or "hierarchical".
+      draft_table: a table that `specdec drafter build` wrote, or a "demo:" name; None for drafters without one.
     """
 
     target_checkpoint: str
-    draft_checkpoint: str
+    draft_checkpoint: str | None
     vocabulary: str
     extra_ids: int = 0
     target_config: T5Config | None = None
     draft_config: T5Config | None = None
     dtype: str | None = None
+    drafter: str = "model"
+    draft_table: str | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in (None, "float32", "bfloat16"):
             raise ValueError(f"dtype is {self.dtype!r}; it must be 'float32', 'bfloat16' or None (by device).")
+        if self.drafter not in named.NAMES:
+            raise ValueError(f"drafter is {self.drafter!r}; it must be one of {', '.join(map(repr, named.NAMES))}.")
+        if self.drafter in named.WITH_MODEL and self.draft_checkpoint is None:
+            raise ValueError(f"draft_checkpoint is None, and the drafter {self.drafter!r} needs a draft model.")
+        if self.drafter in named.WITH_TABLE and self.draft_table is None:
+            raise ValueError(
+                f"draft_table is None, and the drafter {self.drafter!r} needs one; specdec drafter build makes it."
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,6 +91,8 @@ class Settings:
       max_input_length: tokens of an input at most, task prefix and end included.
       batch_size: inputs decoded together.
       task_prefix: what is put before each input.
+      adaptation: what `specdec tune` found out, so that each row chooses in each step how many guesses it makes, gamma
+        at most: the fields of `adaptation.Adaptation`, of which costs has gamma + 1 entries; None: always gamma.
       mesh: (data, model): devices that batches are split over, and devices that the models are, as in (2, 4) on eight;
         None for one device. Changes no output, up to rounding.
     """
@@ -97,6 +114,7 @@ class Settings:
     max_input_length: int = 512
     batch_size: int = 1
     task_prefix: str = ""
+    adaptation: Mapping | None = None
     mesh: tuple | None = None
 
     def __post_init__(self) -> None:
@@ -128,10 +146,15 @@ class Settings:
                     f"batches are split over (mesh is {self.mesh})."
                 )
         self.sampling(1)  # raises what it has to say about the settings of the draws
+        self.adaptive()  # and about these
 
     def verification_rule(self) -> verification.Rule:
         """The rule of verification."""
         return find_rule(self.rule, self.lenience)
+
+    def adaptive(self) -> Adaptation | None:
+        """The adaptation as arrays."""
+        return None if self.adaptation is None else make_adaptation(self.gamma, **self.adaptation)
 
     def sampling(self, batch: int, num_ids: int | None = None, *, of_draft: bool = False) -> Sampling:
         """The settings of the draws, for a batch."""

@@ -46,11 +46,14 @@ class Proposal(NamedTuple):
         nothing as wide as the vocabulary is built.
       num_guesses: int32 [batch], how many of them count, 0 to gamma. Whether guess i counts must have been decided
         before it was drawn: dropping a drawn guess because of what it is changes the law.
+      confidence: float32 [batch, gamma], how likely the drafter itself takes each guess to be accepted, told from what
+        was known before it was drawn; None where it has no opinion. Only adaptive gamma asks.
     """
 
     tokens: Int32[Array, "batch gamma"]
     q: Float[Array, "batch gamma vocab"] | None
     num_guesses: Int32[Array, " batch"]
+    confidence: Float32[Array, "batch gamma"] | None = None
 
 
 class Target(NamedTuple):

@@ -10,6 +10,7 @@ import scipy.stats
 import tiny
 
 from specdec_jax import certificate, cli, generation
+from specdec_jax.drafters.model import ModelDrafter
 from specdec_jax.settings import Settings
 from specdec_jax.vocabularies import ByteVocabulary
 
@@ -22,7 +23,9 @@ TEXTS = ["a", "bc"]
 def pair():
     """Two tiny models that hardly agree."""
     model = tiny.model(vocab=300)
-    return generation.Pair(model, tiny.params(model, 0, 3.0), model, tiny.params(model, 1, 3.0), VOCABULARY)
+    return generation.Pair(
+        model, tiny.params(model, 0, 3.0), ModelDrafter(model), tiny.params(model, 1, 3.0), VOCABULARY
+    )
 
 
 def encoded(texts):

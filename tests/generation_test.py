@@ -9,6 +9,7 @@ import tiny
 
 from specdec_jax import generation, verification
 from specdec_jax.checkpoints import t5x
+from specdec_jax.drafters.model import ModelDrafter
 from specdec_jax.models.t5 import T5, T5Config
 from specdec_jax.settings import RULES, Models, Settings
 from specdec_jax.vocabularies import ByteVocabulary
@@ -31,7 +32,7 @@ def random_pair():
         jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), jnp.float32), model.param_shapes())
         for _ in range(2)
     )
-    return generation.Pair(model, target, model, draft, VOCABULARY)
+    return generation.Pair(model, target, ModelDrafter(model), draft, VOCABULARY)
 
 
 def outputs(pair, texts, decode=generation.decode, **kwargs):

@@ -103,7 +103,7 @@ def test_alpha_is_the_mean_of_the_sum_of_min_p_q(temperature):
     result = jax.device_get(work.run(limit=12, gamma=0, eos_ids=(1,)))
     target, draft = work.target, work.drafter.model
     batch = Batch(work.inputs, work.seeds, work.sampling, work.draft_sampling, 2)
-    pair = Pair(target, work.target_params, draft, work.draft_params, load_vocabulary("bytes"))
+    pair = Pair(target, work.target_params, work.drafter, work.draft_params, load_vocabulary("bytes"))
     found = acceptance.measure(pair, [batch], [result], [1.0, 0.5], num_inputs=2)
 
     shifted = np.pad(result.tokens, ((0, 0), (1, 0)))[:, :-1]

@@ -7,19 +7,23 @@ by position, show how far that holds.
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float32, Int32
+from jaxtyping import Array, Bool, Float32, Int32
 
 from specdec_jax import verification
+from specdec_jax.adaptation import Outlook, make_adaptation
 from specdec_jax.comparison import forced_logits
+from specdec_jax.drafters.base import BlockDrafter, Drafter
+from specdec_jax.drafters.model import ModelDrafter
+from specdec_jax.drafting import Adaptive, propose
 from specdec_jax.generation import Batch, Pair
 from specdec_jax.models.t5 import T5
 from specdec_jax.results import DecodingResult
-from specdec_jax.sampling import PointMass, Sampling, to_probabilities
+from specdec_jax.sampling import End, PointMass, row_keys, to_probabilities
 from specdec_jax.sharding import Sharded, fetch
 from specdec_jax.types import Params
 from specdec_jax.verification import Proposal, Target
@@ -135,11 +139,11 @@ def _by_position(beta: np.ndarray, inside: np.ndarray, num_inputs: int) -> list[
     return ranges
 
 
-@functools.partial(jax.jit, static_argnames=("target", "draft", "eos_id"))
+@functools.partial(jax.jit, static_argnames=("target", "drafter", "eos_id"))
 def _betas(
     target: T5 | Sharded,
     target_params: Params,
-    draft: T5 | Sharded,
+    drafter: Drafter | BlockDrafter,
     draft_params: Params,
     batch: Batch,
     tokens: Int32[Array, "batch max_length"],
@@ -147,20 +151,86 @@ def _betas(
     leniences: Float32[Array, " leniences"],
 ) -> Float32[Array, "leniences batch max_length"]:
     """Beta at each place of an output; at temperature 0 whether the draft's choice is accepted."""
-    encoder_tokens, sampling = batch.inputs.encoder_tokens, batch.sampling
+    if not (isinstance(drafter, ModelDrafter) and isinstance(drafter.model, T5 | Sharded)):
+        return places(target, target_params, drafter, draft_params, batch, tokens, eos_id, leniences).beta
+    encoder_tokens, sampling = batch.inputs.encoder_tokens, batch.draft_sampling
     assert encoder_tokens is not None
-    prefixes = jnp.pad(
-        tokens, ((0, 0), (1, 0)), constant_values=target.config.start_id
-    )  # one more than places: gamma + 1
-
-    def logits(model: T5 | Sharded, params: Params, some: Sampling) -> Array:
-        return forced_logits(model, params, encoder_tokens, prefixes, some, eos_id)
-
-    target_logits = logits(target, target_params, sampling)
-    greedy = sampling.greedy_rows(tokens.shape[0])
-    said = Target(to_probabilities(target_logits, sampling), target_logits, greedy)
-    draft_logits = logits(draft, draft_params, batch.draft_sampling)[:, :-1]
-    q = to_probabilities(draft_logits, batch.draft_sampling)
+    draft_logits = forced_logits(
+        drafter.model, draft_params, encoder_tokens, _prefixes(target, tokens), sampling, eos_id
+    )
+    q = to_probabilities(draft_logits[:, :-1], sampling)
     everything = jnp.full(tokens.shape[:1], tokens.shape[1], jnp.int32)
     guesses = Proposal(q.tokens, None, everything) if isinstance(q, PointMass) else Proposal(tokens, q, everything)
+    said = _said(target, target_params, batch, tokens, eos_id)
     return jax.lax.map(functools.partial(verification.beta, said, guesses), leniences)
+
+
+class Places(NamedTuple):
+    """One guess at each place of an output, after the tokens that the target itself said before it.
+
+    Attributes:
+      beta: float32 [leniences, batch, max_length], the guess's probability of acceptance; 0 where there was none.
+      proposed: bool [batch, max_length], whether there was one.
+      confidence: float32 [batch, max_length], the drafter's own in it; None where it has no opinion.
+    """
+
+    beta: Float32[Array, "leniences batch max_length"]
+    proposed: Bool[Array, "batch max_length"]
+    confidence: Float32[Array, "batch max_length"] | None
+
+
+@functools.partial(jax.jit, static_argnames=("target", "drafter", "eos_id"))
+def places(
+    target: T5 | Sharded,
+    target_params: Params,
+    drafter: Drafter | BlockDrafter,
+    draft_params: Params,
+    batch: Batch,
+    tokens: Int32[Array, "batch max_length"],
+    eos_id: int,
+    leniences: Float32[Array, " leniences"],
+) -> Places:
+    """Asks any drafter for one guess at each place, one after the other, as decoding would with gamma 1."""
+    rows, length = tokens.shape
+    said = _said(target, target_params, batch, tokens, eos_id)
+    history = jnp.pad(_prefixes(target, tokens), ((0, 0), (0, 2)))
+    sampling = batch.draft_sampling._replace(end=End(jnp.asarray([eos_id], jnp.int32), jnp.zeros(rows, jnp.int32)))
+    rngs, ones = row_keys(batch.seeds), jnp.ones((rows,), jnp.float32)
+    free = make_adaptation(1, costs=(1, 1), alpha=1.0)  # a guess costs nothing, and is always made
+    adaptive = Adaptive(free, Outlook(ones, ones), ones > 0)
+
+    def at(state: Any, i: Array) -> tuple:
+        keys = verification.step_keys(
+            verification.token, rngs, jnp.broadcast_to(i, (rows,)), gamma=1, vocab=target.vocab_size
+        )
+        proposal, _, state = propose(
+            drafter, draft_params, state, history, keys, 1, sampling, target.vocab_size, adaptive
+        )
+        here = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, i, 2, axis=1), (said.p, said.logits))
+        beta = jax.lax.map(
+            lambda lenience: verification.beta(Target(here[0], here[1], said.greedy), proposal, lenience)[:, 0],
+            leniences,
+        )
+        proposed = proposal.num_guesses > 0
+        confidence = None if proposal.confidence is None else proposal.confidence[:, 0]
+        return state, Places(jnp.where(proposed, beta, 0.0), proposed, confidence)
+
+    state = drafter.init(draft_params, batch.inputs, history.shape[1])
+    found = jax.lax.scan(at, state, jnp.arange(length, dtype=jnp.int32))[1]
+    confidence = None if found.confidence is None else found.confidence.T
+    return Places(jnp.moveaxis(found.beta, 0, 2), found.proposed.T, confidence)
+
+
+def _prefixes(target: T5 | Sharded, tokens: Int32[Array, "batch max_length"]) -> Int32[Array, "batch k"]:
+    """The start token and the output: one place more than the output has, as a block has one more than guesses."""
+    return jnp.pad(tokens, ((0, 0), (1, 0)), constant_values=target.config.start_id)
+
+
+def _said(
+    target: T5 | Sharded, params: Params, batch: Batch, tokens: Int32[Array, "batch max_length"], eos_id: int
+) -> Target:
+    """What the target says at each place of an output, and behind it."""
+    assert batch.inputs.encoder_tokens is not None
+    prefixes = _prefixes(target, tokens)
+    logits = forced_logits(target, params, batch.inputs.encoder_tokens, prefixes, batch.sampling, eos_id)
+    return Target(to_probabilities(logits, batch.sampling), logits, batch.sampling.greedy_rows(tokens.shape[0]))

@@ -16,13 +16,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int32
 
 from specdec_jax import verification
+from specdec_jax.adaptation import Adaptation
 from specdec_jax.decoding import decode
-from specdec_jax.drafters.base import Drafter
-from specdec_jax.drafters.model import ModelDrafter
+from specdec_jax.drafters.base import BlockDrafter, Drafter
 from specdec_jax.generation import Batch
 from specdec_jax.models.base import Decoder
 from specdec_jax.results import DecodingResult
-from specdec_jax.sampling import Sampling
+from specdec_jax.sampling import End, Sampling, StepKeys, row_keys
 from specdec_jax.settings import Settings
 from specdec_jax.timing import Timed, interleaved, timed
 from specdec_jax.types import Inputs, Params
@@ -47,11 +47,12 @@ class Workload(NamedTuple):
       max_length: emitted tokens at most.
       rule: of verification.
       lenience: 1 is exact.
+      adaptation: of adaptive gamma; None for gamma guesses in every step.
     """
 
     target: Decoder
     target_params: Params
-    drafter: Drafter
+    drafter: Drafter | BlockDrafter
     draft_params: Params
     inputs: Inputs
     sampling: Sampling
@@ -61,6 +62,7 @@ class Workload(NamedTuple):
     max_length: int
     rule: verification.Rule
     lenience: float | int = 1.0
+    adaptation: Adaptation | None = None
 
     @property
     def capacity(self) -> int:
@@ -86,17 +88,23 @@ class Workload(NamedTuple):
             rule=verification.token if plain and self.rule is not verification.coupled else self.rule,
             lenience=1.0 if plain else self.lenience,
             limits=jnp.broadcast_to(jnp.asarray(limit, jnp.int32), self.seeds.shape),
+            adaptation=None if plain else self.adaptation,
         )
 
 
 def workload(
-    target: Decoder, target_params: Params, draft: Decoder, draft_params: Params, batch: Batch, settings: Settings
+    target: Decoder,
+    target_params: Params,
+    drafter: Drafter | BlockDrafter,
+    draft_params: Params,
+    batch: Batch,
+    settings: Settings,
 ) -> Workload:
     """What `generation.decode` decodes, to be timed."""
     return Workload(
         target=target,
         target_params=target_params,
-        drafter=ModelDrafter(draft),
+        drafter=drafter,
         draft_params=draft_params,
         inputs=batch.inputs,
         sampling=batch.sampling,
@@ -106,6 +114,7 @@ def workload(
         max_length=settings.max_decode_length,
         rule=settings.verification_rule(),
         lenience=settings.lenience,
+        adaptation=settings.adaptive(),
     )
 
 
@@ -224,7 +233,7 @@ def measure(work: Workload, *, rounds: int) -> Costs:
 
 
 def measure_calls(work: Workload, widths: Sequence[int], *, rounds: int) -> tuple[list[list[float]], list[float]]:
-    """Seconds of target calls of several widths, and of a one-token draft call, per round.
+    """Seconds of target calls of several widths, and of a guess, per round.
 
     Args:
       work: what is decoded; its gamma plays no part but in the caches' size.
@@ -232,13 +241,17 @@ def measure_calls(work: Workload, widths: Sequence[int], *, rounds: int) -> tupl
       rounds: how often each is timed, in turn.
 
     Returns:
-      Per width the seconds of a call in each round, and the same of a draft call.
+      Per width the seconds of a call in each round, and the same of a draft call; of a drafter that proposes blocks, of
+      a block over its gamma guesses, drawing included.
     """
     target = {"target": work.target, "target_params": work.target_params}
     slopes = [_calls_slope(work, _Calls(**target, block=width)) for width in widths]
-    slopes.append(_calls_slope(work, _Calls(drafter=work.drafter, draft_params=work.draft_params, ones=1)))
-    *blocks, draft = _seconds(slopes, [], rounds=rounds)
-    return blocks, draft
+    at_once = work.gamma if isinstance(work.drafter, BlockDrafter) else 0
+    draft_calls = _Calls(
+        drafter=work.drafter, draft_params=work.draft_params, ones=0 if at_once else 1, at_once=at_once
+    )
+    *blocks, draft = _seconds([*slopes, _calls_slope(work, draft_calls)], [], rounds=rounds)
+    return blocks, [seconds / max(at_once, 1) for seconds in draft]
 
 
 class _Slope(NamedTuple):
@@ -269,21 +282,23 @@ def _seconds(slopes: Sequence[_Slope], calls: Sequence[Callable[[], Any]], *, ro
 
 
 class _Calls(NamedTuple):
-    """The calls of one iteration: the draft's first, one-token ones, then the target's; 0 or None for none."""
+    """The calls of one iteration: the draft's first, one-token ones, a block, the target's; 0 or None for none."""
 
     target: Decoder | None = None
     target_params: Params = None
-    drafter: Drafter | None = None
+    drafter: Drafter | BlockDrafter | None = None
     draft_params: Params = None
     first: bool = False
     ones: int = 0
+    at_once: int = 0
     block: int = 0
 
 
 def _calls_slope(work: Workload, calls: _Calls) -> _Slope:
     def run(num: int) -> Any:
         arrays = {"target_params": calls.target_params, "draft_params": calls.draft_params, "inputs": work.inputs}
-        static = {name: getattr(calls, name) for name in ("target", "drafter", "first", "ones", "block")}
+        arrays |= {"sampling": work.draft_sampling, "seeds": work.seeds}
+        static = {name: getattr(calls, name) for name in ("target", "drafter", "first", "ones", "at_once", "block")}
         return _loop(**arrays, **static, capacity=work.capacity, num=num)
 
     jax.block_until_ready(run(_FEW))  # compiles
@@ -316,16 +331,19 @@ def _after(x: Int32[Array, "batch length"], result: Any) -> Int32[Array, "batch 
     return x ^ never.astype(jnp.int32)
 
 
-@functools.partial(jax.jit, static_argnames=("target", "drafter", "first", "ones", "block", "capacity"))
+@functools.partial(jax.jit, static_argnames=("target", "drafter", "first", "ones", "at_once", "block", "capacity"))
 def _loop(
     *,
     target: Decoder | None,
     target_params: Params,
-    drafter: Drafter | None,
+    drafter: Drafter | BlockDrafter | None,
     draft_params: Params,
     inputs: Inputs,
+    sampling: Sampling,
+    seeds: Int32[Array, " batch"],
     first: bool,
     ones: int,
+    at_once: int,
     block: int,
     capacity: int,
     num: Int32[Array, ""] | int,
@@ -334,10 +352,12 @@ def _loop(
     batch = inputs.encoder_tokens.shape[0]
     cache = None if target is None else target.prefill(target_params, inputs, capacity)[0]
     state = None if drafter is None else drafter.init(draft_params, inputs, capacity)
-    places = capacity - ones - 1 - block  # where all of an iteration's calls fit
+    places = capacity - ones - at_once - 1 - block  # where all of an iteration's calls fit
+    sampling = sampling._replace(end=End(jnp.zeros((1,), jnp.int32), jnp.zeros((batch,), jnp.int32)))
+    rngs = row_keys(seeds)
 
     def draft(carry: tuple, positions: Array, *, is_first: bool) -> tuple:
-        assert drafter is not None
+        assert isinstance(drafter, Drafter)
         tokens, state = carry
         logits, state = drafter.step(draft_params, state, tokens, positions, first=is_first)
         return _after(tokens, logits), state
@@ -351,6 +371,13 @@ def _loop(
             more = functools.partial(draft, is_first=False)
             each = positions[None] + jnp.arange(ones, dtype=jnp.int32)[:, None]
             (tokens, state), _ = jax.lax.scan(lambda c, at: (more(c, at), None), (tokens, state), each)
+        if at_once:
+            assert isinstance(drafter, BlockDrafter)
+            keys = StepKeys(rngs, positions)
+            proposal, state = drafter.propose(
+                draft_params, state, tokens, positions, gamma=at_once, sampling=sampling, keys=keys
+            )
+            tokens = _after(tokens, proposal)
         if target is not None:
             newest = jax.lax.dynamic_slice_in_dim(tokens, positions[0], block, axis=1)
             logits, cache = target.extend(target_params, cache, newest, positions)

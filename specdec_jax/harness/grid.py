@@ -14,6 +14,7 @@ from jaxtyping import Int32
 
 from specdec_jax import layouts, packaged, theory
 from specdec_jax.comparison import find_differences
+from specdec_jax.drafters.model import ModelDrafter
 from specdec_jax.generation import (
     Batch,
     Pair,
@@ -215,8 +216,8 @@ class TaskModels:
             return simulated.random_model(dataclasses.replace(model, dtype=dtype), seed=seed)
         return load_model(model, dtype=self._plan.dtype)
 
-    def pair(self, draft: str) -> tuple[T5, Params, T5, Params]:
-        """(target, its parameters, draft, its parameters)."""
+    def pair(self, draft: str) -> tuple[T5, Params, ModelDrafter, Params]:
+        """(target, its parameters, what drafts, its parameters)."""
         if self._target is None:
             self._target = self._load(self._task.target, seed=0)
         if self._draft is None or self._draft[0] != draft:
@@ -228,7 +229,8 @@ class TaskModels:
                 f"task {self._task.name}: the draft {draft} has a vocabulary of {sizes[1]} rows and the target one of "
                 f"{sizes[0]}; use models with the same vocabulary."
             )
-        return *self._target, *self._draft[1]
+        draft_model, draft_params = self._draft[1]
+        return *self._target, ModelDrafter(draft_model), draft_params
 
     def _settings(self, temperature: float, batch_size: int) -> Settings:
         task, plan = self._task, self._plan
@@ -252,8 +254,8 @@ class TaskModels:
             row = self._plan.paper_row(self._task, draft, temperature)
             assert row is not None
             return {"alpha": row.alpha, "alpha_error": 0.0, "num_tokens": 0, "simulated": True}
-        target, target_params, model, draft_params = self.pair(draft)
-        pair = Pair(target, target_params, model, draft_params, self.vocabulary)
+        target, target_params, drafter, draft_params = self.pair(draft)
+        pair = Pair(target, target_params, drafter, draft_params, self.vocabulary)
         batches, outputs = self._generated(pair, temperature)
         found = acceptance.measure(pair, batches, outputs, LENIENCES, num_inputs=len(self._encoded))
         return found._asdict() | {"by_position": [some._asdict() for some in found.by_position]}
@@ -299,14 +301,14 @@ class TaskModels:
 
     def _laid_out(self, works: list[costs.Workload], draft: str) -> list[costs.Workload]:
         """The same with weights as a TPU wants them for the speculative loop; see `generation.lay_out`."""
-        first, (target, target_params, model, draft_params) = works[0], self.pair(draft)
+        first, (target, target_params, drafter, draft_params) = works[0], self.pair(draft)
 
         def run(weights: tuple[Params, Params], inputs: Inputs, seeds: Any) -> DecodingResult:
             own = first._replace(target_params=weights[0], draft_params=weights[1], inputs=inputs, seeds=seeds)
             return own.run(limit=own.max_length)
 
         weights = layouts.settle(run, (target_params, draft_params), first.inputs, first.seeds)
-        self._target, self._draft = (target, weights[0]), (draft, (model, weights[1]))
+        self._target, self._draft = (target, weights[0]), (draft, (drafter.model, weights[1]))
         return [work._replace(target_params=weights[0], draft_params=weights[1]) for work in works]
 
     def margins(

@@ -177,6 +177,7 @@ def _write(models: Models, directory: str) -> tuple[T5, Params]:
         huggingface.save_checkpoint(os.path.join(directory, name), params, model.config, eos_id=EOS_ID, progress=False)
         return model, params
 
+    assert models.draft_checkpoint is not None
     write("draft", models.draft_checkpoint)
     return write("target", models.target_checkpoint)
 
