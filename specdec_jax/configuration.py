@@ -167,6 +167,7 @@ def drafters(
     num_prompts: Any,
     repeats: Any,
     rounds: Any,
+    num_counted: Any,
     num_tokens: Any,
     alpha_batch_size: Any,
     seed: Any,

@@ -321,15 +321,16 @@ def _verify_as_needed(
     which = jnp.searchsorted(jnp.asarray(sizes), needed)
 
     def narrow(size: int, _: Array, carry: tuple[_Verdict, Cache]) -> tuple[_Verdict, Cache]:
+        # XLA would take what does not depend on the carry out of a loop that may not run at all: tie it to the carry.
+        tied = (block, proposal, keys.positions, keys.accept, keys.noise)
+        (tokens, guesses, positions, accept, noise), cache = jax.lax.optimization_barrier((tied, carry[1]))
         first = Proposal(
-            proposal.tokens[:, : size - 1],
-            None if proposal.q is None else proposal.q[:, : size - 1],
-            jnp.minimum(proposal.num_guesses, size - 1),
+            guesses.tokens[:, : size - 1],
+            None if guesses.q is None else guesses.q[:, : size - 1],
+            jnp.minimum(guesses.num_guesses, size - 1),
         )
-        own = keys if keys.noise is None else keys._replace(noise=keys.noise[:, :size])
-        # XLA would take the work on the first layer out of a loop that may not run at all: tie it to the carry.
-        tied, cache = jax.lax.optimization_barrier((block, carry[1]))
-        verdict, cache = verify(own, tied[:, :size], first, cache)
+        own = StepKeys(keys.rngs, positions, None if noise is None else noise[:, :size], accept)
+        verdict, cache = verify(own, tokens[:, :size], first, cache)
         behind = [(0, 0), (0, gamma + 1 - size)]
         return jax.tree.map(lambda x: x if x.ndim == 1 else jnp.pad(x, behind), verdict), cache
 

@@ -258,10 +258,12 @@ def _examine(
     report("timing calls")
     if not verification:
         verification |= tuning.measure_verification(work, rounds=TUNE_ROUNDS)
-    c = tuning.measure_c(work, rounds=TUNE_ROUNDS)
+    c, base = (measure(work, rounds=TUNE_ROUNDS) for measure in (tuning.measure_c, tuning.measure_base))
     report("decoding")
     num = sum(batch.num_rows for batch in batches)
-    return tuning.examine(pair, batches, plain, settings, verification=verification, c=c, num_inputs=num)
+    return tuning.examine(
+        pair, batches, plain, batches, settings, verification=verification, c=c, base=base, num_inputs=num
+    )
 
 
 def _tune_table(found: dict[str, tuning.Finding], settings: Settings) -> Shown:

@@ -254,6 +254,11 @@ def measure_calls(work: Workload, widths: Sequence[int], *, rounds: int) -> tupl
     return blocks, [seconds / max(at_once, 1) for seconds in draft]
 
 
+def measure_steps(works: Sequence[Workload], *, rounds: int) -> list[list[float]]:
+    """Seconds of a step of each loop, per round; with gamma 0 of plain decoding."""
+    return _seconds([_steps_slope(work, work.gamma) for work in works], [], rounds=rounds)
+
+
 class _Slope(NamedTuple):
     """The same loop with few and with many iterations."""
 

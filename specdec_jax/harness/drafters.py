@@ -43,6 +43,7 @@ class DrafterPlan:
       num_prompts: timed inputs of each cell.
       repeats: timed decodes of each, all ways in turn.
       rounds: times that the cost of each call is measured.
+      num_counted: inputs of each cell that the steps of decoding are counted on.
       num_tokens: tokens of the target that alpha is measured on, at least, if the inputs give as many.
       alpha_batch_size: inputs decoded together for that.
       seed: of all draws.
@@ -58,12 +59,13 @@ class DrafterPlan:
     num_prompts: int
     repeats: int
     rounds: int
+    num_counted: int
     num_tokens: int
     alpha_batch_size: int
     seed: int
 
     def __post_init__(self) -> None:
-        for name in ("max_gamma", "num_prompts", "repeats", "rounds", "num_tokens", "alpha_batch_size"):
+        for name in ("max_gamma", "num_prompts", "repeats", "rounds", "num_counted", "num_tokens", "alpha_batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more.")
         if not self.name or not self.name.replace("_", "").replace("-", "").isalnum():
@@ -86,9 +88,10 @@ class DrafterPlan:
         return pathlib.Path(self.directory) / f"drafters_{self.name}{suffix}"
 
     def settings(self) -> dict[str, Any]:
-        """What the figures depend on, JSON-ready."""
+        """What the figures of every cell depend on, JSON-ready; which cells are measured may differ from run to run."""
         fields = dataclasses.asdict(self)
-        del fields["name"], fields["directory"]
+        for own in ("name", "directory", "drafters", "temperatures"):
+            del fields[own]
         return fields
 
 
@@ -194,14 +197,18 @@ class _Bench:
         """One drafter at one temperature."""
         plan, pair = self._plan, self._pair(drafter)
         batches, plain = self._generated(pair, temperature)
-        c = tuning.measure_c(self._work(pair, temperature), rounds=plan.rounds)
+        work = self._work(pair, temperature)
+        c = tuning.measure_c(work, rounds=plan.rounds)
+        base = tuning.measure_base(work, rounds=plan.rounds)
         found = tuning.examine(
             pair,
             batches,
             plain,
-            self._settings(temperature, plan.alpha_batch_size, pair),
+            self._batches(temperature, 1, plan.num_counted),
+            self._settings(temperature, 1, pair),
             verification=verification,
             c=c,
+            base=base,
             leniences=LENIENCES,
             num_inputs=len(self._encoded),
         )
@@ -213,15 +220,15 @@ class _Bench:
         plan, settings = self._plan, self._settings(temperature, 1, pair)
         fixed = dataclasses.replace(settings, gamma=found.gamma)
         adaptive = dataclasses.replace(settings, adaptation=found.adaptation)
-        eos_ids = (self._vocabulary.eos_id,)
+        ends, no_end = (self._vocabulary.eos_id,), (pair.target.vocab_size,)  # one shape, so one program
         rows = []
         for number, batch in enumerate(self._batches(temperature, 1, plan.num_prompts)):
             one, other = (costs.workload(*pair[:4], batch, some) for some in (fixed, adaptive))
-            lengths = fetch(one.run(limit=one.max_length, eos_ids=eos_ids)).lengths
+            lengths = fetch(one.run(limit=one.max_length, eos_ids=ends)).lengths
             ways = [
-                functools.partial(one.run, limit=lengths, gamma=0),
-                functools.partial(one.run, limit=lengths),
-                functools.partial(other.run, limit=lengths),
+                functools.partial(one.run, limit=lengths, eos_ids=no_end, gamma=0),
+                functools.partial(one.run, limit=lengths, eos_ids=no_end),
+                functools.partial(other.run, limit=lengths, eos_ids=no_end),
             ]
             turn = number % 3
             timed = interleaved(ways[turn:] + ways[:turn], repeats=plan.repeats)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import generation
-from specdec_jax.adaptation import widths
+from specdec_jax.adaptation import make_adaptation, widths
 from specdec_jax.generation import Batch, Pair
 from specdec_jax.harness import acceptance, costs
 from specdec_jax.results import DecodingResult
@@ -34,6 +34,7 @@ class Finding(NamedTuple):
       num_tokens: places.
       lenience: alpha(l) by str(l).
       c: time of a guess; see `costs.measure_calls`.
+      base: time of a step with adaptive gamma and no guess.
       predicted: tokens in the time of a step of plain decoding, for each gamma from 1 on.
       gamma: the best one.
       adaptive: the same with adaptive gamma, up to the largest.
@@ -47,6 +48,7 @@ class Finding(NamedTuple):
     num_tokens: int
     lenience: dict[str, float]
     c: float
+    base: float
     predicted: dict[str, float]
     gamma: int
     adaptive: float
@@ -73,14 +75,23 @@ def measure_c(work: costs.Workload, *, rounds: int) -> float:
     return costs.ratio(draft, one)
 
 
+def measure_base(work: costs.Workload, *, rounds: int) -> float:
+    """A step with adaptive gamma in which no guess is found worthwhile, in steps of plain decoding."""
+    idle = make_adaptation(work.gamma, costs=[1.0, *[1e6] * work.gamma], alpha=0.0)
+    steps = costs.measure_steps([work._replace(adaptation=idle), work._replace(gamma=0)], rounds=rounds)
+    return max(costs.ratio(*steps), 1.0)
+
+
 def examine(
     pair: Pair,
     batches: Sequence[Batch],
     plain: Sequence[DecodingResult],
+    counted: Sequence[Batch],
     settings: Settings,
     *,
     verification: Mapping[int, float],
     c: float,
+    base: float,
     leniences: Sequence[float] = (),
     num_inputs: int,
 ) -> Finding:
@@ -88,11 +99,13 @@ def examine(
 
     Args:
       pair: target and drafter.
-      batches: inputs.
+      batches: inputs to measure alpha on.
       plain: what the target alone made of each batch, numpy.
+      counted: inputs to count the steps of decoding on.
       settings: with the largest gamma that comes into question.
       verification: what `measure_verification` found.
       c: what `measure_c` found.
+      base: what `measure_base` found.
       leniences: for which to find alpha(l) too.
       num_inputs: after so many outputs the inputs are the same again.
     """
@@ -111,14 +124,15 @@ def examine(
     told = counts & there
     opinions = [one for one in confidences if one is not None]
     gamma = settings.gamma
-    adaptation = {"costs": step_costs(verification, c, gamma), "weight": _WEIGHT}
+    adaptation = {"costs": step_costs(verification, c, base, gamma), "weight": _WEIGHT}
     adaptation |= _calibrate(beta[0][told], np.concatenate(opinions)[told] if opinions else None)
-    fixed = _decode(pair, batches, dataclasses.replace(settings, adaptation=None))
-    adaptive = _decode(pair, batches, dataclasses.replace(settings, adaptation=adaptation))
+    fixed = _decode(pair, counted, dataclasses.replace(settings, adaptation=None))
+    adaptive = _decode(pair, counted, dataclasses.replace(settings, adaptation=adaptation))
     accepted, _ = _steps(fixed)
     block_costs = {m: verification[m + 1] + m * c for m in range(1, gamma + 1)}
     predicted = {m: float(np.mean(np.minimum(accepted, m) + 1)) / block_costs[m] for m in block_costs}
     own_costs, (taken, made) = np.asarray(adaptation["costs"]), _steps(adaptive)
+    without = own_costs - base + 1  # an oracle needs no loop of ours
     return Finding(
         alpha=alpha,
         alpha_error=error,
@@ -129,19 +143,20 @@ def examine(
             for x, b in zip(leniences, beta[1:], strict=True)
         },
         c=c,
+        base=base,
         predicted={str(m): value for m, value in predicted.items()},
         gamma=max(predicted, key=lambda m: predicted[m]),
         adaptive=float(np.sum(taken + 1) / np.sum(own_costs[made])),
-        oracle=float(np.sum(accepted + 1) / np.sum(own_costs[accepted])),
+        oracle=float(np.sum(accepted + 1) / np.sum(without[accepted])),
         adaptation=adaptation,
     )
 
 
-def step_costs(verification: Mapping[int, float], c: float, gamma: int) -> list[float]:
+def step_costs(verification: Mapping[int, float], c: float, base: float, gamma: int) -> list[float]:
     """What a step of 0 to gamma guesses costs with adaptive gamma, whose target calls have a few widths only."""
     sizes = widths(gamma)
     width = [next(size for size in sizes if size > m) for m in range(gamma + 1)]
-    return np.maximum.accumulate([verification[width[m]] + m * c for m in range(gamma + 1)]).tolist()
+    return np.maximum.accumulate([base + verification[width[m]] - 1 + m * c for m in range(gamma + 1)]).tolist()
 
 
 def _calibrate(beta: np.ndarray, confidence: np.ndarray | None) -> dict[str, float]:
