@@ -85,7 +85,7 @@ def look(adaptation: Adaptation, beta_sum: Float32[Array, " batch"], trials: Int
     """Estimates each row's alpha from its past steps, and what that is worth (Theorem 3.8 with measured costs)."""
     alpha = (adaptation.alpha * adaptation.weight + beta_sum) / (adaptation.weight + trials)
     alpha = jnp.clip(alpha, 0.0, 1.0)
-    return Outlook(alpha, jnp.max(_sums(alpha, len(adaptation.costs)) / adaptation.costs, axis=1))
+    return Outlook(alpha, jnp.max(_sums(alpha, len(adaptation.costs)) / adaptation.costs[None], axis=1))
 
 
 def chance(
@@ -115,8 +115,8 @@ def worthwhile(
     total = jnp.arange(gamma + 1)  # guesses in all
     further = jnp.clip(total - made - 1, 0, gamma)
     gain = (product * first)[:, None] * _sums(outlook.alpha, gamma + 1)[:, further]
-    cost = outlook.rate[:, None] * (adaptation.costs - adaptation.costs[made])
-    return jnp.any((gain > cost) & (total > made), axis=1)
+    cost = outlook.rate[:, None] * (adaptation.costs - adaptation.costs[made])[None]
+    return jnp.any((gain > cost) & (total > made)[None], axis=1)
 
 
 def shorten(adaptation: Adaptation, outlook: Outlook, proposal: Proposal) -> Proposal:
@@ -129,7 +129,7 @@ def shorten(adaptation: Adaptation, outlook: Outlook, proposal: Proposal) -> Pro
     if proposal.confidence is not None:
         expected = chance(adaptation, expected, proposal.confidence)
     gain = jnp.pad(jnp.cumsum(jnp.cumprod(expected, axis=1), axis=1), ((0, 0), (1, 0)))
-    profit = gain - outlook.rate[:, None] * (adaptation.costs - adaptation.costs[0])
+    profit = gain - outlook.rate[:, None] * (adaptation.costs - adaptation.costs[0])[None]
     allowed = jnp.arange(gamma + 1)[None] <= proposal.num_guesses[:, None]
     best = jnp.argmax(jnp.where(allowed, profit, -jnp.inf), axis=1)
     return proposal._replace(num_guesses=best.astype(jnp.int32))

@@ -13,8 +13,16 @@ import pytest
 import tiny
 
 from specdec_jax import certificate, verification
+from specdec_jax.adaptation import make_adaptation
 from specdec_jax.decoding import autoregressive_decode, speculative_decode
+from specdec_jax.drafters.copying import CopyDrafter
+from specdec_jax.drafters.hierarchical import HierarchicalDrafter
+from specdec_jax.drafters.mixture import MixtureDrafter
 from specdec_jax.drafters.model import ModelDrafter
+from specdec_jax.drafters.ngram import BigramDrafter, UnigramDrafter
+from specdec_jax.drafters.one_shot import OneShotDrafter
+from specdec_jax.drafters.random_tokens import RandomDrafter
+from specdec_jax.drafters.table import count
 from specdec_jax.sampling import ACCEPT, EXTRA, StepKeys, draw, make_sampling, standardize, uniforms
 from specdec_jax.types import Inputs
 from specdec_jax.verification import Proposal
@@ -70,6 +78,8 @@ class Copying:
 
 
 MODEL = ModelDrafter(TARGET)
+TABLE = count([[2, 3, 1], [3, 3, 2], [2, 2, 1], [3, 2, 3]], vocab_size=VOCAB, distances=4).params()
+MIXTURE = MixtureDrafter(MODEL, BigramDrafter(), 0.5, VOCAB)
 # name: drafter, its parameters, its own sampling settings
 DRAFTS = {
     "near": (MODEL, NEAR, {}),
@@ -78,7 +88,21 @@ DRAFTS = {
     "cold": (MODEL, NEAR, {"temperature": 0.5}),
     "fewer": (Fewer(MODEL), OTHER, {}),
     "copying": (Copying(), None, {}),
+    "unigram": (UnigramDrafter(), TABLE, {}),
+    "bigram": (BigramDrafter(), TABLE, {}),
+    "copy": (CopyDrafter(), None, {}),
+    "copy with a table": (CopyDrafter(shortest=2), TABLE, {}),
+    "one-shot": (OneShotDrafter(), TABLE, {}),
+    "random": (RandomDrafter(VOCAB), None, {}),
+    "mixture": (MIXTURE, (OTHER, TABLE), {}),
+    "hierarchical": (HierarchicalDrafter(TARGET, BigramDrafter(), 2), (OTHER, TABLE), {}),
+    "hierarchical of models": (HierarchicalDrafter(TARGET, MODEL, 1), (NEAR, OTHER), {}),
+    "adaptive": (MODEL, OTHER, {}),
+    "adaptive copy": (CopyDrafter(), TABLE, {}),
+    "adaptive one-shot": (OneShotDrafter(), TABLE, {}),
 }
+# What those called adaptive choose by: rows make 0 to gamma guesses, by their past and by the draft's confidence.
+ADAPTATION = {"alpha": 0.6, "weight": 2.0, "trust": 1.0, "confidence": 0.5}
 
 
 def p_values(decode, sampling_of, calls=CALLS) -> list[float]:
@@ -123,6 +147,9 @@ def speculative(gamma, draft="near", rule=None, drafter=None, lenience=1.0):
             seeds=seeds,
             rule=rule,
             lenience=lenience,
+            adaptation=make_adaptation(gamma, costs=[1 + 0.35 * i for i in range(gamma + 1)], **ADAPTATION)
+            if draft.startswith("adaptive")
+            else None,
         )
 
     return decode
@@ -143,13 +170,25 @@ CASES = [
     (3, "cold", {"min_length": 2}),
     (2, "copying", {"forbidden_ids": (3,)}),
     (4, "fewer", {"no_repeat_ngram": 2, "min_length": 1}),
+    (3, "bigram", {"top_p": 0.9}),
+    (2, "unigram", {"repetition_penalty": 1.3}),
+    (4, "copy", {}),
+    (3, "copy with a table", {"temperature": 0.7}),
+    (4, "one-shot", {"no_repeat_ngram": 1}),
+    (2, "random", {"top_k": 3}),
+    (3, "mixture", {"temperature": 1.5}),
+    (4, "hierarchical", {"temperature": 0.7}),
+    (2, "hierarchical of models", {"forbidden_ids": (3,)}),
+    (4, "adaptive", {}),
+    (3, "adaptive copy", {"min_length": 1}),
+    (4, "adaptive one-shot", {}),
 ]
 _SIGNIFICANCE = 1e-3 / (len(RULES) * 2 * len(CASES))  # Bonferroni
 
 
-# The default run takes every other case with one rule each, the slow one all of them.
+# The default run takes every other case, and each drafter's, with one rule each, the slow one all of them.
 ALL = [
-    pytest.param(rule, *case, marks=[] if (i + j) % len(RULES) == 0 and j % 2 == 0 else pytest.mark.slow)
+    pytest.param(rule, *case, marks=[] if (i + j) % len(RULES) == 0 and (j % 2 == 0 or j > 9) else pytest.mark.slow)
     for i, rule in enumerate(RULES)
     for j, case in enumerate(CASES)
 ]

@@ -102,7 +102,7 @@ class CopyDrafter:
         positions: Int32[Array, " batch"],
         *,
         may: Bool[Array, "batch places"],
-        prefer: Int32[Array, "batch places"],
+        prefer: Int32[Array, "#batch places"],
     ) -> _Match:
         """The longest match that ends where it `may`; of several, the most preferred."""
         goes_on, length = may, jnp.zeros(may.shape, jnp.int32)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int32
 
 from specdec_jax import verification
-from specdec_jax.drafters.base import Drafter, DrafterState
+from specdec_jax.drafters.base import BlockDrafter, Drafter, DrafterState
 from specdec_jax.drafting import propose, write
 from specdec_jax.models.base import Cache, Decoder
 from specdec_jax.sampling import PointMass, Sampling, StepKeys, constrain, to_probabilities
@@ -43,7 +43,7 @@ class HierarchicalDrafter:
     """
 
     model: Decoder
-    inner: Drafter
+    inner: Drafter | BlockDrafter
     inner_gamma: int
 
     def __post_init__(self) -> None:
@@ -71,7 +71,8 @@ class HierarchicalDrafter:
         keys: StepKeys,
     ) -> tuple[Proposal, tuple[Cache, DrafterState]]:
         """See `BlockDrafter.propose`. Rows that have their guesses wait for the others, and change no more."""
-        model, (model_params, inner_params), k = self.model, params, self.inner_gamma
+        model, inner, (model_params, inner_params), k = self.model, self.inner, params, self.inner_gamma
+        assert isinstance(inner, Drafter)
         batch, vocab = tokens.shape[0], model.vocab_size
         fold = jax.vmap(jax.random.fold_in)
         # Keys of its own in every outer step: a number that drew a guess must not draw another one behind it.
@@ -85,11 +86,11 @@ class HierarchicalDrafter:
             at = positions + carry.done
             own = StepKeys(rngs, at, None if noise is None else _window(noise, carry.done, k + 1))
             # After the outer step two tokens are new to the inner drafter, and after its own last one a third.
-            _, inner_state = self.inner.step(
+            _, inner_state = inner.step(
                 inner_params, carry.inner_state, carry.tokens, jnp.maximum(at - 1, 0), first=True
             )
             proposal, tokens, inner_state = propose(
-                self.inner, inner_params, inner_state, carry.tokens, own, k, sampling, vocab
+                inner, inner_params, inner_state, carry.tokens, own, k, sampling, vocab
             )
             # The last guess of a step was never run, so the block starts one token earlier; see ModelDrafter.
             start = jnp.maximum(at - 1, 0)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int32
 
-from specdec_jax.drafters.base import Drafter, DrafterState
+from specdec_jax.drafters.base import BlockDrafter, Drafter, DrafterState
 from specdec_jax.sampling import PointMass
 from specdec_jax.types import Inputs, Params
 
@@ -25,8 +25,8 @@ class MixtureDrafter:
       vocab_size: the target's rows.
     """
 
-    first: Drafter
-    second: Drafter
+    first: Drafter | BlockDrafter
+    second: Drafter | BlockDrafter
     weight: float
     vocab_size: int
 
@@ -55,6 +55,8 @@ class MixtureDrafter:
         first: bool,
     ) -> tuple[Float32[Array, "batch vocab"], tuple[DrafterState, DrafterState]]:
         """See `Drafter.step`."""
+        assert isinstance(self.first, Drafter)
+        assert isinstance(self.second, Drafter)
         one, state_one = self.first.step(params[0], state[0], tokens, positions, first=first)
         two, state_two = self.second.step(params[1], state[1], tokens, positions, first=first)
         mixed = self.weight * self._law(one) + (1 - self.weight) * self._law(two)

@@ -26,7 +26,7 @@ class UnigramDrafter:
         first: bool,
     ) -> tuple[Float32[Array, "batch vocab"], None]:
         """See `Drafter.step`."""
-        return jnp.broadcast_to(jnp.log(params.unigram), (len(tokens), len(params.unigram))), state
+        return jnp.broadcast_to(jnp.log(params.unigram)[None], (len(tokens), len(params.unigram))), state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,5 +53,5 @@ class BigramDrafter:
 def successors(params: TableParams, tokens: Int32[Array, " batch"], distance: int) -> Float32[Array, "batch vocab"]:
     """The law of the token that many places behind each token; rows sum to 1, and no valid id has probability 0."""
     place = (distance - 1, tokens)
-    dense = params.rest[place][:, None] * params.unigram
+    dense = params.rest[place][:, None] * params.unigram[None]
     return dense.at[jnp.arange(len(tokens))[:, None], params.successors[place]].add(params.probabilities[place])

@@ -41,5 +41,5 @@ class RandomDrafter:
         q = None
         if sampling.temperature is not None:
             uniform = jnp.where(jnp.arange(self.vocab_size) < num_ids, 1 / num_ids, 0).astype(jnp.float32)
-            q = jnp.broadcast_to(uniform, (*guesses.shape, self.vocab_size))
+            q = jnp.broadcast_to(uniform[None, None], (*guesses.shape, self.vocab_size))
         return Proposal(guesses, q, jnp.full(positions.shape, gamma, jnp.int32)), state

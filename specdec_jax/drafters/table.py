@@ -131,7 +131,7 @@ class Table(NamedTuple):
           ValueError: the file is missing, damaged, or no such table.
         """
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with pathlib.Path(path).open("rb") as opened, np.load(opened, allow_pickle=False) as file:
                 if str(file["format"]) != _FORMAT:
                     raise ValueError(f"its format is {str(file['format'])!r}, not {_FORMAT!r}")
                 arrays = {name: file[name] for name in cls._fields}
