@@ -42,7 +42,7 @@ class Adaptation(NamedTuple):
 def make_adaptation(
     gamma: int,
     *,
-    costs: Sequence[float],
+    costs: Sequence[float | int],
     alpha: float,
     weight: float = 8.0,
     trust: float = 0.0,

@@ -69,6 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser = arguments.Parser(prog="specdec", description="Speculative decoding for T5.")
         parser.add_argument("command", choices=commands, help="specdec COMMAND --help says more")
         parser.add_argument("arguments", nargs=argparse.REMAINDER)
+        if not (sys.argv[1:] if argv is None else argv):
+            parser.print_help(sys.stderr)
+            return 2
         args = parser.parse_args(argv)
         return commands[args.command](args.arguments)
     except (ValueError, OSError) as error:
@@ -168,6 +171,7 @@ def _table(name: str, argv: Sequence[str]) -> int:
     args.gin_file = args.gin_file or ["configs/table2_demo.gin"]
     plan = arguments.configure(configuration.plan, args, bindings)
     records.check_writable(plan.path(name, ".md"), "DIRECTORY")
+    known = _num_entries(records.read(plan.path("table2", ".json")))
     measured = {} if name == "table1" else _measure(plan, with_cells=name in ("table2", "table4"))
     table, console = _TABLES[name](measured), Console()
     console.print(tables.show(table, console.width))
@@ -183,7 +187,16 @@ def _table(name: str, argv: Sequence[str]) -> int:
         else:  # a table is worth having without its figure
             arguments.warn("no figure was drawn, which needs matplotlib: pip install 'specdec_jax[plots]'")
     print(f"written: {plan.path(name, '')} ({', '.join(written)})")
+    if known:
+        print(
+            f"{known} measurements are from {plan.path('table2', '.json')}, {_num_entries(measured) - known} were made "
+            "now; with another NAME all are made."
+        )
     return 0
+
+
+def _num_entries(document: Mapping[str, Any]) -> int:
+    return sum(len(document.get(section, [])) for section in ("acceptance", "calls", "cells"))
 
 
 def _figures(argv: Sequence[str]) -> int:

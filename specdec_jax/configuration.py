@@ -6,6 +6,7 @@ ship with the package. Each configurable takes the fields of a settings class, s
 
 import contextlib
 import dataclasses
+import difflib
 import inspect
 import logging
 import math
@@ -251,6 +252,8 @@ def _check_macros(configurable: Callable[..., Any]) -> None:
     arguments = {name.upper() for name in inspect.signature(configurable).parameters}
     defined, used = set(_MACRO_DEFINITION.findall(config)), set(_MACRO_REFERENCE.findall(config))
     for name in sorted(defined - used - arguments):
-        raise ValueError(f"nothing uses the macro {name}; macros are {', '.join(sorted(used | arguments))}.")
+        close = difflib.get_close_matches(name.upper(), used | arguments, n=1)
+        meant = f" (did you mean {close[0]}?)" if close else ""
+        raise ValueError(f"nothing uses the macro {name}{meant}; macros are {', '.join(sorted(used | arguments))}.")
     for name in sorted(used - defined - {"gin.REQUIRED"}):
         raise ValueError(f"the macro {name} has no value; give --gin.{name}=value.")

@@ -201,6 +201,11 @@ def tune(argv: Sequence[str]) -> int:
     if args.output is not None:
         records.check_writable(pathlib.Path(args.output), "--output")
     models, settings = arguments.configure(configuration.generate, args, bindings)
+    if settings.max_decode_length < 4 * (args.max_gamma + 1):
+        raise ValueError(
+            f"max_decode_length is {settings.max_decode_length}; to time steps of up to {args.max_gamma + 1} tokens it "
+            f"must be {4 * (args.max_gamma + 1)} or more (or give a lower --max_gamma)."
+        )
     texts = args.texts or arguments.lines_of_stdin()
     settings = dataclasses.replace(settings, gamma=args.max_gamma, adaptation=None)
     with arguments.status("starting") as status:

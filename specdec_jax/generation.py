@@ -61,7 +61,8 @@ def load_pair(
       models: where they are.
       vocabulary: what they share.
       mesh: see `Settings`.
-      warn: told where the draft cannot be split over the mesh, and is whole on every device.
+      warn: told where the draft cannot be split over the mesh, and is whole on every device; and where the vocabulary
+        looks like another model's.
 
     Raises:
       ValueError: a checkpoint or table is missing, damaged or of other sizes than its config; they differ in their
@@ -73,9 +74,9 @@ def load_pair(
     draft_params: Params = None
     if models.drafter in named.WITH_MODEL and models.draft_checkpoint is not None:
         draft, draft_params = read_model(models.draft_checkpoint, models.draft_config, models.dtype)
-        _check_rows(draft, vocabulary, models.draft_checkpoint)
+        _check_rows(draft, vocabulary, models.draft_checkpoint, warn)
     target, target_params = read_model(models.target_checkpoint, models.target_config, models.dtype)
-    _check_rows(target, vocabulary, models.target_checkpoint)
+    _check_rows(target, vocabulary, models.target_checkpoint, warn)
     for what, some in ((models.draft_checkpoint, draft), (models.draft_table, table)):
         if some is not None and some.vocab_size != target.vocab_size:
             raise ValueError(
@@ -137,11 +138,19 @@ def read_model(checkpoint: str, config: T5Config | None = None, dtype: str | Non
     return T5(dataclasses.replace(config, dtype=dtype)), params
 
 
-def _check_rows(model: T5, vocabulary: Vocabulary, checkpoint: str) -> None:
+_MOST_UNUSED_ROWS = 512  # of published models: 28 of T5's, 125 of ByT5's with its sentinels, at most 12 of mT5's
+
+
+def _check_rows(model: T5, vocabulary: Vocabulary, checkpoint: str, warn: Callable[[str], None]) -> None:
     if vocabulary.size > model.vocab_size:
         raise ValueError(
             f"the vocabulary has {vocabulary.size} ids and the model {checkpoint} only {model.vocab_size} rows; "
             "use the vocabulary that the model was trained with."
+        )
+    if model.vocab_size - vocabulary.size > _MOST_UNUSED_ROWS:
+        warn(
+            f"the vocabulary has {vocabulary.size} ids and the model {checkpoint} {model.vocab_size} rows; if it was "
+            "trained with another vocabulary, its outputs mean nothing."
         )
 
 
@@ -157,7 +166,7 @@ def encode(texts: Sequence[str], vocabulary: Vocabulary, settings: Settings) -> 
     encoded = []
     for number, text in enumerate(texts, start=1):
         if not text.strip():
-            raise ValueError(f"input {number} is empty; every input must hold text.")
+            raise ValueError(f"input {number} is empty; every input must hold text, so leave out empty lines.")
         if any("\ud800" <= character <= "\udfff" for character in text):  # bytes that could not be decoded
             raise ValueError(f"input {number} is not UTF-8; every input must be text in UTF-8.")
         ids = [*vocabulary.encode(settings.task_prefix + text), vocabulary.eos_id]

@@ -1,4 +1,21 @@
-"""What guesses: the two forms of a drafter. Standardizing, drawing, stopping and EOS are decoding.py's."""
+"""What guesses: the two forms of a drafter. Standardizing, drawing, stopping and EOS are decoding.py's.
+
+One of your own is a class like this one, which guesses that what was said before will be said again. It can be wrong
+as often as it likes: outputs stay what they are.
+
+    @dataclasses.dataclass(frozen=True)  # hashable, since it is a static argument
+    class RepeatDrafter:
+        back: int  # how far back
+
+        def init(self, params, inputs, cache_length):
+            return None  # its state: a pytree of fixed shapes, or nothing
+
+        def step(self, params, state, tokens, positions, *, first):
+            place = jnp.maximum(positions - self.back + 1, 0)
+            return PointMass(jnp.take_along_axis(tokens, place[:, None], axis=1)), state
+
+    speculative_decode(target, target_params, RepeatDrafter(4), None, inputs, ...)
+"""
 
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 

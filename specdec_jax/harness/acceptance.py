@@ -196,7 +196,7 @@ def places(
     history = jnp.pad(_prefixes(target, tokens), ((0, 0), (0, 2)))
     sampling = batch.draft_sampling._replace(end=End(jnp.asarray([eos_id], jnp.int32), jnp.zeros(rows, jnp.int32)))
     rngs, ones = row_keys(batch.seeds), jnp.ones((rows,), jnp.float32)
-    free = make_adaptation(1, costs=(1, 1), alpha=1.0)  # a guess costs nothing, and is always made
+    free = make_adaptation(1, costs=(1.0, 1.0), alpha=1.0)  # a guess costs nothing, and is always made
     adaptive = Adaptive(free, Outlook(ones, ones), ones > 0)
 
     def at(state: Any, i: Array) -> tuple:

@@ -99,6 +99,15 @@ def _processor() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
+def read(path: pathlib.Path) -> dict[str, Any]:
+    """What measurements are at a path; nothing where they cannot be read, which `Record.open` complains about."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
 class Record:
     """A document of measurements: sections of entries, each found by the values of its key.
 
