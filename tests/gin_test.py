@@ -20,8 +20,18 @@ SIZES = [
     for size in sizes.split()
 ]
 TABLES = ["table2_demo.gin", "table2_simulated.gin", "table2_tpu.gin"]
-CONFIGS = ["tpu.gin", "demo.gin", "demo_ende.gin", "demo_restore.gin", "demo_summarize.gin", "generate.gin", *TABLES]
-COMMANDS = {"demo.gin": configuration.demo, "tpu.gin": configuration.tpu} | dict.fromkeys(TABLES, configuration.plan)
+CONFIGS = [
+    "tpu.gin",
+    "demo.gin",
+    "drafters_demo.gin",
+    "demo_ende.gin",
+    "demo_restore.gin",
+    "demo_summarize.gin",
+    "generate.gin",
+    *TABLES,
+]
+COMMANDS = {"demo.gin": configuration.demo, "tpu.gin": configuration.tpu, "drafters_demo.gin": configuration.drafters}
+COMMANDS |= dict.fromkeys(TABLES, configuration.plan)
 REQUIRED = ["TARGET_CHECKPOINT='t'", "DRAFT_CHECKPOINT='d'", "VOCABULARY='bytes'"]
 
 
