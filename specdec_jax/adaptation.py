@@ -9,6 +9,9 @@ promise are more than the same time would bring in other steps:
 Chances come from the draft's own confidence and from a running estimate of the row's alpha; rate is what the best fixed
 gamma would make of that alpha. Whether guess i counts is settled before it is drawn, from earlier guesses, from q up to
 i, and from past steps. A drawn guess is never dropped for what it is: that would change the law.
+
+A row's alpha is learnt from guesses that were tested. Where the draft has no confidence to tell, a row that finds none
+worthwhile any more learns nothing new, and goes on without.
 """
 
 import math

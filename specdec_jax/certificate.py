@@ -127,7 +127,7 @@ class Certificate(NamedTuple):
                 f"        {law.finding}",
             ]
         greedy = self.greedy
-        settings = {name: self.settings[name] for name in ("gamma", "rule", "seed")}
+        settings = {name: self.settings[name] for name in ("drafter", "gamma", "adaptive", "rule", "seed")}
         return [
             *found,
             f"greedy  {greedy.inputs} inputs, {greedy.tokens} tokens, {greedy.near_ties} near ties; "
@@ -188,6 +188,7 @@ def verify(
         laws.append(check_law(pair, texts[i], encoded[i], settings, num_sequences, tell, significance=each))
     greedy = check_greedy(pair, encoded, settings, functools.partial(report, "greedy outputs"))
     told = {**dataclasses.asdict(settings), "rule": settings.verification_rule().__name__}
+    told |= {"drafter": type(pair.drafter).__name__, "adaptive": settings.adaptation is not None}
     return Certificate(laws, greedy, told, environment(pair))
 
 

@@ -341,7 +341,11 @@ def _verify_as_needed(
     carry = nothing, cache
     for i, size in enumerate(sizes):
         carry = jax.lax.fori_loop(0, (which == i).astype(jnp.int32), functools.partial(narrow, size), carry)
-    return carry
+    verdict, cache = carry
+    # Behind place n the extra token, whatever the width: a row must not show what the others needed.
+    last = jnp.take_along_axis(verdict.emitted, verdict.num_accepted[:, None], axis=1)
+    behind_n = jnp.arange(gamma + 1)[None] > verdict.num_accepted[:, None]
+    return verdict._replace(emitted=jnp.where(behind_n, last, verdict.emitted)), cache
 
 
 class _Cut(NamedTuple):

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from specdec_jax import arguments, configuration, generation
 from specdec_jax.drafters import named
+from specdec_jax.drafters.one_shot import OneShotDrafter
 from specdec_jax.drafters.table import Table, count
 from specdec_jax.generation import Batch, Pair
 from specdec_jax.harness import costs, drafters, records, tables, tuning
@@ -56,6 +57,7 @@ def _build(argv: Sequence[str]) -> int:
     vocabulary = load_vocabulary(resolve(models.vocabulary), models.extra_ids)
     with arguments.status("reading the target") as status:
         target, params = generation.load_model(models.target_checkpoint, models.target_config, models.dtype)
+        generation.check_rows(target, vocabulary, models.target_checkpoint, arguments.warn)
         if args.text is not None:
             sequences, what = _of_text(args.text, vocabulary), f"text {pathlib.Path(args.text).name}"
         elif args.task is not None:
@@ -240,6 +242,11 @@ def _examine_all(
     for kind in dict.fromkeys(kinds):
         report(f"{kind}: reading")
         pair = generation.load_pair(dataclasses.replace(models, drafter=kind), vocabulary, settings.mesh)
+        if isinstance(pair.drafter, OneShotDrafter) and len(pair.draft_params.rest) < settings.gamma:
+            raise ValueError(
+                f"--max_gamma is {settings.gamma} and the table {models.draft_table} has distances up to "
+                f"{len(pair.draft_params.rest)}; give a lower --max_gamma or a table of --distances={settings.gamma}."
+            )
         if not plain:
             report("decoding without guesses")
             plain = [fetch(generation.decode_plainly(pair, batch, settings)) for batch in batches]
@@ -279,6 +286,7 @@ def _tune_table(found: dict[str, tuning.Finding], settings: Settings) -> Shown:
     notes = [
         f"speedups over plain decoding by the cost of calls, prefill left out; {settings.verification_rule().__name__} "
         f"rule, temperature {settings.temperature:g}, batch {settings.batch_size}.",
+        "above batch 1 a call is as wide as the neediest row, which these do not know.",
         "fixed: with the best gamma. adaptive: with adaptive gamma. oracle: if it were known what will stand.",
     ]
     return Shown("tune", "drafters", ["drafter", "alpha", "c", "gamma", "fixed", "adaptive", "oracle"], rows, notes)

@@ -58,6 +58,9 @@ def propose(
         proposal, drafter_state = drafter.propose(
             params, drafter_state, tokens, keys.positions, gamma=gamma, sampling=sampling, keys=keys
         )
+        if proposal.q is not None:
+            _check_vocabulary(proposal.q.shape[-1], vocab_size)
+            proposal = proposal._replace(num_guesses=_without_nan(proposal.q, proposal.num_guesses))
         if adaptive is not None:
             proposal = shorten(adaptive.adaptation, adaptive.outlook, proposal)
         return proposal, write(tokens, proposal.tokens, keys.positions + 1), drafter_state
@@ -71,11 +74,7 @@ def propose(
         if isinstance(logits, PointMass):
             q = logits
         else:
-            if logits.shape[-1] != vocab_size:
-                raise ValueError(
-                    f"The draft has a vocabulary of {logits.shape[-1]} ids and the target one of {vocab_size}; "
-                    "use two models with the same vocabulary."
-                )
+            _check_vocabulary(logits.shape[-1], vocab_size)
             constrained = constrain(logits[:, None], sampling, tokens, positions)
             q = to_probabilities(constrained, sampling)
             if adaptive is not None:
@@ -100,11 +99,24 @@ def propose(
             guesses = jax.tree.map(lambda x, more: jnp.concatenate([x, more]), guesses, rest)
         num_guesses = jnp.full((batch,), gamma, jnp.int32)
     qs = None if guesses.q is None else guesses.q.swapaxes(0, 1)
-    if qs is not None:  # a guess whose q is NaN does not count; known before it was drawn, so still exact
-        num_guesses = verification.count_accepted(~jnp.isnan(qs[..., 0]), num_guesses)
+    if qs is not None:
+        num_guesses = _without_nan(qs, num_guesses)
     tokens, drafter_state = carry
     confidence = None if guesses.confidence is None else guesses.confidence.T
     return Proposal(guesses.x.T, qs, num_guesses, confidence), tokens, drafter_state
+
+
+def _check_vocabulary(ids: int, vocab_size: int) -> None:
+    if ids != vocab_size:
+        raise ValueError(
+            f"The draft has a vocabulary of {ids} ids and the target one of {vocab_size}; "
+            "use two models with the same vocabulary."
+        )
+
+
+def _without_nan(q: Float32[Array, "batch gamma vocab"], num_guesses: Int32[Array, " batch"]) -> Array:
+    """A guess whose q is NaN does not count, nor do those behind it; known before it was drawn, so still exact."""
+    return verification.count_accepted(~jnp.isnan(q[..., 0]), num_guesses)
 
 
 class _Drafted(NamedTuple):

@@ -74,9 +74,9 @@ def load_pair(
     draft_params: Params = None
     if models.drafter in named.WITH_MODEL and models.draft_checkpoint is not None:
         draft, draft_params = read_model(models.draft_checkpoint, models.draft_config, models.dtype)
-        _check_rows(draft, vocabulary, models.draft_checkpoint, warn)
+        check_rows(draft, vocabulary, models.draft_checkpoint, warn)
     target, target_params = read_model(models.target_checkpoint, models.target_config, models.dtype)
-    _check_rows(target, vocabulary, models.target_checkpoint, warn)
+    check_rows(target, vocabulary, models.target_checkpoint, warn)
     for what, some in ((models.draft_checkpoint, draft), (models.draft_table, table)):
         if some is not None and some.vocab_size != target.vocab_size:
             raise ValueError(
@@ -141,7 +141,8 @@ def read_model(checkpoint: str, config: T5Config | None = None, dtype: str | Non
 _MOST_UNUSED_ROWS = 512  # of published models: 28 of T5's, 125 of ByT5's with its sentinels, at most 12 of mT5's
 
 
-def _check_rows(model: T5, vocabulary: Vocabulary, checkpoint: str, warn: Callable[[str], None]) -> None:
+def check_rows(model: T5, vocabulary: Vocabulary, checkpoint: str, warn: Callable[[str], None]) -> None:
+    """Refuses a vocabulary that a model has no rows for, and warns of one that looks like another model's."""
     if vocabulary.size > model.vocab_size:
         raise ValueError(
             f"the vocabulary has {vocabulary.size} ids and the model {checkpoint} only {model.vocab_size} rows; "

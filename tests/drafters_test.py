@@ -235,6 +235,43 @@ def test_alpha_of_a_bigram_is_the_sum_of_min_p_q(table):
     assert abs(result.accepted.sum() / trials - np.mean(tested)) < 3 * error
 
 
+def test_one_shot_looks_at_nothing_behind_the_newest_token(table):
+    """What earlier steps left there depends on the batch; seen where a rule reads the history."""
+    params, drafter = table.params(), OneShotDrafter()
+    positions = jnp.asarray([3])
+    sampling = make_sampling(1, temperature=1.0, repetition_penalty=2.0, no_repeat_ngram=2)
+    keys = StepKeys(row_keys(jnp.asarray([0])), positions)
+    laws = []
+    for left in ([0, 0, 0], [5, 5, 5]):
+        tokens = jnp.asarray([[0, 7, 9, 7, *left, 0, 0]])
+        found, _ = drafter.propose(params, None, tokens, positions, gamma=3, sampling=sampling, keys=keys)
+        laws.append(np.asarray(found.q))
+    np.testing.assert_array_equal(*laws)
+
+
+@dataclasses.dataclass(frozen=True)
+class BrokenBlock:
+    """One-shot guesses, the second of which comes from a law that is NaN."""
+
+    width: int = VOCAB
+
+    def init(self, params, inputs, cache_length):
+        return None
+
+    def propose(self, params, state, tokens, positions, *, gamma, sampling, keys):
+        q = jnp.full((len(positions), gamma, self.width), 1 / self.width).at[:, 1].set(jnp.nan)
+        guesses = jnp.full((len(positions), gamma), 2, jnp.int32)
+        return verification.Proposal(guesses, q, jnp.full(positions.shape, gamma, jnp.int32)), state
+
+
+def test_what_a_block_drafter_proposes_is_looked_at():
+    result = decode(BrokenBlock(), None, 2, temperature=1.0)
+    assert (np.asarray(result.step_guesses)[..., 1] < 2).all()  # neither it nor what is behind it counts
+    assert np.isfinite(result.beta_sum).all() and (result.drafted == result.num_target_calls).all()
+    with pytest.raises(ValueError, match="The draft has a vocabulary of 7 ids and the target one of 20"):
+        decode(BrokenBlock(7), None, 2, temperature=1.0)
+
+
 def test_mistakes_are_told():
     with pytest.raises(ValueError, match="shortest and longest are 3 and 2"):
         CopyDrafter(shortest=3, longest=2)

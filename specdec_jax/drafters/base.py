@@ -81,5 +81,8 @@ class BlockDrafter(Protocol):
         sampling: Sampling,
         keys: StepKeys,
     ) -> tuple[Proposal, DrafterState]:
-        """Proposes up to gamma guesses; q must be the very law that they were drawn from."""
+        """Proposes up to gamma guesses; q must be the very law that they were drawn from.
+
+        Slots of the history behind `positions` hold what earlier steps left there, and are not to be read.
+        """
         ...

@@ -70,7 +70,10 @@ class HierarchicalDrafter:
         sampling: Sampling,
         keys: StepKeys,
     ) -> tuple[Proposal, tuple[Cache, DrafterState]]:
-        """See `BlockDrafter.propose`. Rows that have their guesses wait for the others, and change no more."""
+        """See `BlockDrafter.propose`.
+
+        Rows that have their guesses wait for the others, and change no more; rows that have ended are guessed for too.
+        """
         model, inner, (model_params, inner_params), k = self.model, self.inner, params, self.inner_gamma
         assert isinstance(inner, Drafter)
         batch, vocab = tokens.shape[0], model.vocab_size
@@ -116,8 +119,6 @@ class HierarchicalDrafter:
         guesses = _window(last.tokens, positions + 1, gamma)
         q = None if last.q is None else last.q[:, :gamma]
         num_guesses = jnp.full((batch,), gamma, jnp.int32)
-        if q is not None:  # as in drafting.propose
-            num_guesses = verification.count_accepted(~jnp.isnan(q[..., 0]), num_guesses)
         return Proposal(guesses, q, num_guesses), (last.cache, last.inner_state)
 
 

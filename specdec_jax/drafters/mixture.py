@@ -59,6 +59,12 @@ class MixtureDrafter:
         assert isinstance(self.second, Drafter)
         one, state_one = self.first.step(params[0], state[0], tokens, positions, first=first)
         two, state_two = self.second.step(params[1], state[1], tokens, positions, first=first)
+        for said in (one, two):
+            if not isinstance(said, PointMass) and said.shape[-1] != self.vocab_size:
+                raise ValueError(
+                    f"a drafter of the mixture has a vocabulary of {said.shape[-1]} ids and the target one of "
+                    f"{self.vocab_size}; use two with the same vocabulary."
+                )
         mixed = self.weight * self._law(one) + (1 - self.weight) * self._law(two)
         return jnp.log(mixed), (state_one, state_two)
 

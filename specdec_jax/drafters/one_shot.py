@@ -43,7 +43,9 @@ class OneShotDrafter:
             )
         newest = jnp.take_along_axis(tokens, positions[:, None], axis=1)[:, 0]
         logits = jnp.log(jnp.stack([successors(params, newest, i + 1) for i in range(gamma)], axis=1))
-        q = standardize(logits, sampling, tokens, positions)
+        # Every place is standardized as the first is: the tokens between are not known yet.
+        each = jax.vmap(lambda one: standardize(one[:, None], sampling, tokens, positions), 1, 1)
+        q = jax.tree.map(lambda x: x[:, :, 0], each(logits))
         num_guesses = jnp.full(positions.shape, gamma, jnp.int32)
         if isinstance(q, PointMass):
             return Proposal(q.tokens, None, num_guesses), state

@@ -188,6 +188,8 @@ def count(
       ValueError: there is no token, an id is out of range, or `distances` or `least` is below 1.
     """
     num_ids = vocab_size if num_ids is None else num_ids
+    if not 1 <= num_ids <= vocab_size:
+        raise ValueError(f"num_ids is {num_ids} and vocab_size {vocab_size}; the model must have a row for every id.")
     if min(distances, least) < 1:
         raise ValueError(f"distances and least are {distances} and {least}; both must be 1 or more.")
     rows = [np.asarray([start_id, *sequence], np.int64) for sequence in sequences]

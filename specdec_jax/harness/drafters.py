@@ -70,17 +70,35 @@ class DrafterPlan:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more.")
         if not self.name or not self.name.replace("_", "").replace("-", "").isalnum():
             raise ValueError(f"name is {self.name!r}; it is part of file names: letters, digits, - and _ only.")
+        if not (self.tasks and self.drafters and self.temperatures):
+            raise ValueError("tasks, drafters and temperatures must not be empty.")
+        if not all(isinstance(task, Task) and not task.simulated for task in self.tasks):
+            raise ValueError(f"tasks is {self.tasks!r}; give Tasks with checkpoints, as [@ende/Task()].")
+        if len({task.name for task in self.tasks}) < len(self.tasks):
+            raise ValueError(f"tasks are named {[task.name for task in self.tasks]}; give each a name of its own.")
+        shortest = min(task.max_decode_length for task in self.tasks)
+        if shortest < 4 * (self.max_gamma + 1):
+            raise ValueError(
+                f"max_gamma is {self.max_gamma}; to time steps of up to {self.max_gamma + 1} tokens, max_decode_length "
+                f"of every task must be {4 * (self.max_gamma + 1)} or more, and one is {shortest}."
+            )
+        for temperature in self.temperatures:
+            if not isinstance(temperature, (int, float)) or isinstance(temperature, bool) or temperature < 0:
+                raise ValueError(f"temperatures has {temperature!r}; each must be a number from 0 on.")
         for drafter in self.drafters:
             kind, _, model = str(drafter).partition(":")
-            if kind not in named.NAMES:
-                raise ValueError(f"drafters has {drafter!r}; known are {', '.join(map(repr, named.NAMES))}.")
+            if kind not in named.NAMES or (model and kind not in named.WITH_MODEL and drafter != "copy:table"):
+                known = ", ".join(map(repr, (*named.NAMES, "copy:table")))
+                raise ValueError(
+                    f"drafters has {drafter!r}; known are {known}, those with a model followed by its name."
+                )
             for task in self.tasks:
                 if kind in named.WITH_MODEL and model not in task.drafts:
                     raise ValueError(
                         f"drafters has {drafter!r}, and drafts of task {task.name} are {', '.join(task.drafts)}; "
                         f"name one of them, as '{kind}:{next(iter(task.drafts))}'."
                     )
-                if kind in named.WITH_TABLE and task.name not in self.tables:
+                if (kind in named.WITH_TABLE or drafter == "copy:table") and task.name not in self.tables:
                     raise ValueError(f"drafters has {drafter!r}, and tables has none for task {task.name}.")
 
     def path(self, suffix: str) -> pathlib.Path:

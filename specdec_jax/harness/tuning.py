@@ -10,11 +10,13 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import generation
 from specdec_jax.adaptation import make_adaptation, widths
+from specdec_jax.drafters.base import BlockDrafter
 from specdec_jax.generation import Batch, Pair
 from specdec_jax.harness import acceptance, costs
 from specdec_jax.results import DecodingResult
@@ -124,7 +126,8 @@ def examine(
     told = counts & there
     opinions = [one for one in confidences if one is not None]
     gamma = settings.gamma
-    adaptation = {"costs": step_costs(verification, c, base, gamma), "weight": _WEIGHT}
+    at_once = isinstance(pair.drafter, BlockDrafter)
+    adaptation = {"costs": step_costs(verification, c, base, gamma, at_once=at_once), "weight": _WEIGHT}
     adaptation |= _calibrate(beta[0][told], np.concatenate(opinions)[told] if opinions else None)
     fixed = _decode(pair, counted, dataclasses.replace(settings, adaptation=None))
     adaptive = _decode(pair, counted, dataclasses.replace(settings, adaptation=adaptation))
@@ -132,7 +135,7 @@ def examine(
     block_costs = {m: verification[m + 1] + m * c for m in range(1, gamma + 1)}
     predicted = {m: float(np.mean(np.minimum(accepted, m) + 1)) / block_costs[m] for m in block_costs}
     own_costs, (taken, made) = np.asarray(adaptation["costs"]), _steps(adaptive)
-    without = own_costs - base + 1  # an oracle needs no loop of ours
+    ideal = np.asarray(_calls(verification, gamma)) + c * np.arange(gamma + 1)  # an oracle drafts what will stand
     return Finding(
         alpha=alpha,
         alpha_error=error,
@@ -147,16 +150,26 @@ def examine(
         predicted={str(m): value for m, value in predicted.items()},
         gamma=max(predicted, key=lambda m: predicted[m]),
         adaptive=float(np.sum(taken + 1) / np.sum(own_costs[made])),
-        oracle=float(np.sum(accepted + 1) / np.sum(without[accepted])),
+        oracle=float(np.sum(accepted + 1) / np.sum(ideal[accepted])),
         adaptation=adaptation,
     )
 
 
-def step_costs(verification: Mapping[int, float], c: float, base: float, gamma: int) -> list[float]:
-    """What a step of 0 to gamma guesses costs with adaptive gamma, whose target calls have a few widths only."""
-    sizes = widths(gamma)
-    width = [next(size for size in sizes if size > m) for m in range(gamma + 1)]
-    return np.maximum.accumulate([base + verification[width[m]] - 1 + m * c for m in range(gamma + 1)]).tolist()
+def step_costs(
+    verification: Mapping[int, float], c: float, base: float, gamma: int, *, at_once: bool = False
+) -> list[float]:
+    """What a step of 0 to gamma guesses costs with adaptive gamma, whose target calls have a few widths only.
+
+    `base` has the first guess in it, which is always made, and `at_once` all of them.
+    """
+    drafting = [0.0 if at_once else max(m - 1, 0) * c for m in range(gamma + 1)]
+    calls = _calls(verification, gamma)
+    return np.maximum.accumulate([base + calls[m] - 1 + drafting[m] for m in range(gamma + 1)]).tolist()
+
+
+def _calls(verification: Mapping[int, float], gamma: int) -> list[float]:
+    """The target call of a step of 0 to gamma guesses."""
+    return [verification[next(size for size in widths(gamma) if size > m)] for m in range(gamma + 1)]
 
 
 def _calibrate(beta: np.ndarray, confidence: np.ndarray | None) -> dict[str, float]:
@@ -164,15 +177,18 @@ def _calibrate(beta: np.ndarray, confidence: np.ndarray | None) -> dict[str, flo
     if not len(beta):
         return {"alpha": 0.0, "trust": 0.0, "confidence": 0.5}
     alpha = float(beta.mean())
-    if confidence is None or confidence.std() == 0:
+    if confidence is None or confidence.std() < 1e-3:
         return {"alpha": alpha, "trust": 0.0, "confidence": 0.5}
+    confidence = confidence.astype(np.float64)
     mean = float(confidence.mean())
     slope = float(np.mean((beta - alpha) * (confidence - mean)) / confidence.var())
-    return {"alpha": alpha, "trust": max(slope, 0.0), "confidence": mean}
+    return {"alpha": alpha, "trust": float(np.clip(slope, 0, 100)), "confidence": mean}
 
 
 def _decode(pair: Pair, batches: Sequence[Batch], settings: Settings) -> list[DecodingResult]:
-    return [fetch(generation.decode(pair, batch, settings)) for batch in batches]
+    """Without the rows that only fill a batch."""
+    results = [(batch.num_rows, fetch(generation.decode(pair, batch, settings))) for batch in batches]
+    return [jax.tree.map(lambda x, rows=rows: x[:rows], result) for rows, result in results]
 
 
 def _steps(results: Sequence[DecodingResult]) -> tuple[np.ndarray, np.ndarray]:
