@@ -83,7 +83,9 @@ def test_everything_is_measured_with_the_shapes_of_decoding(monkeypatch):
 def test_the_timed_loop_makes_the_calls_it_says():
     work = workload()
     static = dict(target=work.target, drafter=work.drafter, first=True, ones=2, block=3, capacity=work.capacity)
+    static["at_once"] = 0
     arrays = dict(target_params=work.target_params, draft_params=work.draft_params, inputs=work.inputs)
+    arrays |= dict(sampling=work.draft_sampling, seeds=work.seeds)
     text = str(jax.make_jaxpr(lambda num: costs._loop(**static, **arrays, num=num))(3))
     assert text.count("optimization_barrier") == 3  # the first draft call, the others in a scan, and the target call
     a, b = costs._loop(**static, **arrays, num=1), costs._loop(**static, **arrays, num=5)
