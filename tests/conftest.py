@@ -31,3 +31,16 @@ def float64():
     jax.config.update("jax_enable_x64", True)
     yield
     jax.config.update("jax_enable_x64", False)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_programs():
+    """Forgets compiled programs before there are too many: each maps memory, and a process may have 65530 mappings."""
+    yield
+    try:
+        with open("/proc/self/maps", encoding="utf-8") as maps:
+            num_maps = sum(1 for _ in maps)
+    except OSError:
+        return
+    if num_maps > 25_000:
+        jax.clear_caches()
