@@ -1,12 +1,14 @@
 """What the commands share: flags, inputs, outputs, and a sign that something is going on."""
 
 import argparse
+import contextlib
 import pathlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.status import Status
 
 from specdec_jax import configuration
@@ -73,6 +75,15 @@ def write_output(output: str | None, texts: Mapping[str, str]) -> None:
 def status(message: str) -> Status:
     """Something that moves while something takes its time."""
     return Console(stderr=True).status(message)
+
+
+@contextlib.contextmanager
+def progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on stderr; yields what is told (what is being done, how much is done, of how much)."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=1)
+        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
 
 
 def warn(message: str) -> None:

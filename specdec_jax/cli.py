@@ -26,7 +26,7 @@ from typing import Any
 
 import jax
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from specdec_jax import (
     arguments,
@@ -215,14 +215,8 @@ def _figures(argv: Sequence[str]) -> int:
 
 
 def _measure(plan: Plan, *, with_cells: bool) -> dict[str, Any]:
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=1)
-        return grid.run(
-            plan,
-            with_cells=with_cells,
-            report=lambda what, done, total: progress.update(task, description=what, completed=done, total=total),
-        )
+    with arguments.progress() as report:
+        return grid.run(plan, with_cells=with_cells, report=report)
 
 
 def _save(plan: Plan, made: Mapping[str, Callable[[], Any]]) -> list[str]:

@@ -10,7 +10,7 @@ gamma draft calls and one target call, and emits 1 to gamma + 1 tokens per row:
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32
 
 from specdec_jax import verification
-from specdec_jax.adaptation import Adaptation, look, widths
+from specdec_jax.adaptation import Adaptation, look
 from specdec_jax.drafters.base import BlockDrafter, Drafter, DrafterState
 from specdec_jax.drafting import Adaptive, propose, write
 from specdec_jax.models.base import Cache, Decoder
@@ -36,6 +36,7 @@ from specdec_jax.sampling import (
     uniforms,
 )
 from specdec_jax.types import Inputs, Params
+from specdec_jax.verdict import Verdict, verify_as_needed
 from specdec_jax.verification import Proposal, Target
 
 
@@ -214,7 +215,7 @@ def decode(
     rngs = row_keys(seeds)
     scale = jnp.asarray(lenience, jnp.float32)
 
-    def verify(tokens: Array, keys: StepKeys, block: Array, proposal: Proposal, cache: Cache) -> tuple[_Verdict, Cache]:
+    def verify(tokens: Array, keys: StepKeys, block: Array, proposal: Proposal, cache: Cache) -> tuple[Verdict, Cache]:
         # 2. p_1 .. p_{gamma+1} = M_p on the gamma + 1 prefixes, in one call
         logits, cache = target.extend(target_params, cache, block, keys.positions)
         constrained = constrain(logits, sampling, tokens, keys.positions)
@@ -228,7 +229,7 @@ def decode(
             chosen = jnp.where(emitted == p.tokens, 0.0, -jnp.inf)  # what lenience lets pass has probability 0
         else:
             chosen = jnp.log(verification.at_guesses(p, emitted))
-        verdict = _Verdict(
+        verdict = Verdict(
             num_accepted=n,
             emitted=emitted,
             raw=log_probabilities(logits, emitted),
@@ -263,7 +264,7 @@ def decode(
             verdict, cache = verify_block(keys, block, proposal, state.cache)
         else:
             needed = jnp.max(jnp.where(state.running, proposal.num_guesses, 0)) + 1
-            verdict, cache = _verify_as_needed(verify_block, keys, block, proposal, state.cache, needed)
+            verdict, cache = verify_as_needed(verify_block, keys, block, proposal, state.cache, needed)
         n, emitted = verdict.num_accepted, verdict.emitted
         cut = _cut(state, n, emitted, verdict.is_nan, end, most)
         return _State(
@@ -294,58 +295,6 @@ def decode(
     )
     state = jax.lax.while_loop(lambda s: jnp.any(s.running), step, state)
     return _finish(state, positions)
-
-
-class _Verdict(NamedTuple):
-    """What came of a block; the extra token stands at place n and behind it."""
-
-    num_accepted: Int32[Array, " batch"]
-    emitted: Int32[Array, "batch block"]
-    raw: Float32[Array, "batch block"]
-    standardized: Float32[Array, "batch block"]
-    is_nan: Bool[Array, "batch block"]
-    beta: Float32[Array, "batch gamma"]
-
-
-def _verify_as_needed(
-    verify: Callable[[StepKeys, Array, Proposal, Cache], tuple[_Verdict, Cache]],
-    keys: StepKeys,
-    block: Int32[Array, "batch block"],
-    proposal: Proposal,
-    cache: Cache,
-    needed: Int32[Array, ""],
-) -> tuple[_Verdict, Cache]:
-    """Verifies a block's first tokens, by a target call of the least of a few widths that has those needed."""
-    gamma = proposal.tokens.shape[1]
-    sizes = widths(gamma)
-    which = jnp.searchsorted(jnp.asarray(sizes), needed)
-
-    def narrow(size: int, _: Array, carry: tuple[_Verdict, Cache]) -> tuple[_Verdict, Cache]:
-        # XLA would take what does not depend on the carry out of a loop that may not run at all: tie it to the carry.
-        tied = (block, proposal, keys.positions, keys.accept, keys.noise)
-        (tokens, guesses, positions, accept, noise), cache = jax.lax.optimization_barrier((tied, carry[1]))
-        first = Proposal(
-            guesses.tokens[:, : size - 1],
-            None if guesses.q is None else guesses.q[:, : size - 1],
-            jnp.minimum(guesses.num_guesses, size - 1),
-        )
-        own = StepKeys(keys.rngs, positions, None if noise is None else noise[:, :size], accept)
-        verdict, cache = verify(own, tokens[:, :size], first, cache)
-        behind = [(0, 0), (0, gamma + 1 - size)]
-        return jax.tree.map(lambda x: x if x.ndim == 1 else jnp.pad(x, behind), verdict), cache
-
-    batch = block.shape[0]
-    zeros = jnp.zeros((batch, gamma + 1), jnp.float32)
-    nothing = _Verdict(keys.positions, block, zeros, zeros, zeros > 0, zeros[:, :gamma])
-    # Not lax.switch, whose branches copy what they pass through: a loop of no iteration or one leaves caches in place.
-    carry = nothing, cache
-    for i, size in enumerate(sizes):
-        carry = jax.lax.fori_loop(0, (which == i).astype(jnp.int32), functools.partial(narrow, size), carry)
-    verdict, cache = carry
-    # Behind place n the extra token, whatever the width: a row must not show what the others needed.
-    last = jnp.take_along_axis(verdict.emitted, verdict.num_accepted[:, None], axis=1)
-    behind_n = jnp.arange(gamma + 1)[None] > verdict.num_accepted[:, None]
-    return verdict._replace(emitted=jnp.where(behind_n, last, verdict.emitted)), cache
 
 
 class _Cut(NamedTuple):

@@ -2,13 +2,11 @@
 
 import argparse
 import dataclasses
-import functools
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from specdec_jax import arguments, configuration, generation
 from specdec_jax.drafters import named
@@ -172,13 +170,8 @@ def _measure(argv: Sequence[str]) -> int:
     args.gin_file = args.gin_file or ["configs/drafters_demo.gin"]
     plan = arguments.configure(configuration.drafters, args, bindings)
     records.check_writable(plan.path(".md"), "DIRECTORY")
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("", total=1)
-        document = drafters.run(
-            plan,
-            report=lambda what, done, total: progress.update(bar, description=what, completed=done, total=total),
-        )
+    with arguments.progress() as report:
+        document = drafters.run(plan, report=report)
     shown = [drafters.table(document), drafters.lenience_table(document)]
     console = Console()
     for table in shown:
@@ -250,12 +243,10 @@ def _examine_all(
         if not plain:
             report("decoding without guesses")
             plain = [fetch(generation.decode_plainly(pair, batch, settings)) for batch in batches]
-        found[kind] = _examine(pair, batches, plain, settings, verification, functools.partial(_tell, report, kind))
+        found[kind] = _examine(
+            pair, batches, plain, settings, verification, lambda what, kind=kind: report(f"{kind}: {what}")
+        )
     return found
-
-
-def _tell(report: Callable[[str], None], kind: str, what: str) -> None:
-    report(f"{kind}: {what}")
 
 
 def _examine(
