@@ -250,6 +250,7 @@ def _tpu(argv: Sequence[str]) -> int:
         "tpu", "Compiles decoding for a TPU that is not there; prints memory and estimated times."
     )
     parser.add_argument("--table2", action="store_true", help="also predict Table 2, which compiles all of its drafts")
+    parser.add_argument("--largest", action="store_true", help="also find the largest batch and output that fit")
     parser.add_argument("--output", metavar="PATH", help="write PATH.json and PATH.md")
     args, bindings = arguments.split(parser, argv)
     args.gin_file = args.gin_file or ["configs/tpu.gin"]
@@ -258,7 +259,8 @@ def _tpu(argv: Sequence[str]) -> int:
     jax.config.update("jax_platforms", "cpu")  # nothing runs: a TPU that is there is left alone
     with arguments.status("starting") as status:
         cells = tpu_report.CELLS if args.table2 else ()
-        found = tpu.measure(options, cells, report=lambda what: status.update(f"compiling: {what}"))
+        report = lambda what: status.update(f"compiling: {what}")  # noqa: E731
+        found = tpu.measure(options, cells, largest=args.largest, report=report)
     made, console = [tpu_report.programs(found)], Console()
     made += [tpu_report.table2(found)] if args.table2 else []
     for table in made:

@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float32, Int32
 from specdec_jax import verification
 from specdec_jax.adaptation import Adaptation, look
 from specdec_jax.drafters.base import BlockDrafter, Drafter, DrafterState
-from specdec_jax.drafting import Adaptive, propose, write
+from specdec_jax.drafting import Adaptive, propose
 from specdec_jax.models.base import Cache, Decoder
 from specdec_jax.results import DecodingResult, FinishReason, empty_result
 from specdec_jax.sampling import (
@@ -38,6 +38,7 @@ from specdec_jax.sampling import (
 from specdec_jax.types import Inputs, Params
 from specdec_jax.verdict import Verdict, verify_as_needed
 from specdec_jax.verification import Proposal, Target
+from specdec_jax.writing import write
 
 
 class _State(NamedTuple):

@@ -54,22 +54,21 @@ def _build(argv: Sequence[str]) -> int:
     models, settings = arguments.configure(configuration.generate, args, bindings)
     vocabulary = load_vocabulary(resolve(models.vocabulary), models.extra_ids)
     with arguments.status("reading the target") as status:
-        target, params = generation.load_model(models.target_checkpoint, models.target_config, models.dtype)
-        generation.check_rows(target, vocabulary, models.target_checkpoint, arguments.warn)
+        config = generation.read_config(models.target_checkpoint, models.target_config)
+        generation.check_rows(config, vocabulary, models.target_checkpoint, arguments.warn)
         if args.text is not None:
             sequences, what = _of_text(args.text, vocabulary), f"text {pathlib.Path(args.text).name}"
         elif args.task is not None:
             sequences, what = _of_task(args.task, args.split, args.module), f"task {args.task}, split {args.split}"
         else:
-            pair = Pair(target, params, *named.make("random", target.vocab_size, None, None, None), vocabulary)
-            sequences = _of_target(pair, arguments.lines_of_stdin(), settings, status.update)
+            sequences = _of_target(models, vocabulary, arguments.lines_of_stdin(), settings, status.update)
             what = f"outputs of {models.target_checkpoint}, temperature {settings.temperature:g}"
         status.update("counting")
         table = count(
             sequences,
-            vocab_size=target.vocab_size,
+            vocab_size=config.vocab_size,
             num_ids=vocabulary.size,
-            start_id=target.config.start_id,
+            start_id=config.start_id,
             distances=args.distances,
             least=args.least,
             source=what,
@@ -106,10 +105,12 @@ def _of_task(name: str, split: str, module: str | None) -> Iterator[list[int]]:
 
 
 def _of_target(
-    pair: Pair, texts: Sequence[str], settings: Settings, report: Callable[[str], None]
+    models: Models, vocabulary: Vocabulary, texts: Sequence[str], settings: Settings, report: Callable[[str], None]
 ) -> Iterator[list[int]]:
-    encoded = generation.encode(texts, pair.vocabulary, settings)
-    for number, batch in enumerate(generation.make_batches(encoded, pair.vocabulary, settings)):
+    encoded = generation.encode(texts, vocabulary, settings)
+    target, params = generation.load_model(models.target_checkpoint, models.target_config, models.dtype)
+    pair = Pair(target, params, *named.make("random", target.vocab_size, None, None, None), vocabulary)
+    for number, batch in enumerate(generation.make_batches(encoded, vocabulary, settings)):
         report(f"decoding input {number * settings.batch_size + 1} of {len(texts)}")
         result = fetch(generation.decode_plainly(pair, batch, settings))
         for tokens, length in zip(result.tokens[: batch.num_rows], result.lengths, strict=False):

@@ -14,6 +14,7 @@ from specdec_jax.drafters.base import BlockDrafter, Drafter, DrafterState
 from specdec_jax.sampling import DRAW, PointMass, Sampling, StepKeys, constrain, to_probabilities, uniforms
 from specdec_jax.types import Params
 from specdec_jax.verification import Proposal
+from specdec_jax.writing import write
 
 
 class Adaptive(NamedTuple):
@@ -185,10 +186,3 @@ def _while_worthwhile(
     )
     last = jax.lax.while_loop(lambda d: (d.num_made < gamma) & jnp.any(d.going), more, count(nothing, one))
     return last.history, last.guesses, last.num_guesses
-
-
-def write(buffer: Array, values: Array, starts: Int32[Array, " batch"]) -> Array:
-    """Overwrites each row from its own start on."""
-    return jax.vmap(lambda row, new, start: jax.lax.dynamic_update_slice_in_dim(row, new, start, axis=0))(
-        buffer, values.astype(buffer.dtype), starts
-    )

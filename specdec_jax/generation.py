@@ -128,20 +128,34 @@ def read_model(checkpoint: str, config: T5Config | None = None, dtype: str | Non
     if huggingface.is_checkpoint(path):
         config = huggingface.read_config(path, expected=config)
         return T5(dataclasses.replace(config, dtype=dtype)), huggingface.load_params(path, dtype=jnp.dtype(dtype))
-    expected = None if config is None else T5(config).param_shapes()
-    params = t5x.load_params(path, dtype=jnp.dtype(dtype), expected=expected)
-    if config is None:
-        try:
-            config = T5Config.from_params(params)
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
-    return T5(dataclasses.replace(config, dtype=dtype)), params
+    params = t5x.load_params(path, dtype=jnp.dtype(dtype), expected=_shapes_of(config))
+    return T5(dataclasses.replace(config or _config_of(path, params), dtype=dtype)), params
+
+
+def read_config(checkpoint: str, config: T5Config | None = None) -> T5Config:
+    """The sizes of a model whose weights nobody needs; for arguments and errors see `read_model`."""
+    path = resolve(checkpoint)
+    if huggingface.is_checkpoint(path):
+        return huggingface.read_config(path, expected=config)
+    shapes = t5x.read_shapes(path, expected=_shapes_of(config))
+    return config or _config_of(path, shapes)
+
+
+def _shapes_of(config: T5Config | None) -> Params | None:
+    return None if config is None else T5(config).param_shapes()
+
+
+def _config_of(path: str, params: Params) -> T5Config:
+    try:
+        return T5Config.from_params(params)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 _MOST_UNUSED_ROWS = 512  # of published models: 28 of T5's, 125 of ByT5's with its sentinels, at most 12 of mT5's
 
 
-def check_rows(model: T5, vocabulary: Vocabulary, checkpoint: str, warn: Callable[[str], None]) -> None:
+def check_rows(model: T5 | T5Config, vocabulary: Vocabulary, checkpoint: str, warn: Callable[[str], None]) -> None:
     """Refuses a vocabulary that a model has no rows for, and warns of one that looks like another model's."""
     if vocabulary.size > model.vocab_size:
         raise ValueError(

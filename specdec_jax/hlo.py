@@ -63,8 +63,11 @@ class Instruction(NamedTuple):
     def dims(self) -> tuple[int, ...]:
         """The result's sizes above 1, in ascending order: alike for an array and its transpose."""
         found = _ARRAY.search(self.shape)
-        sizes = [] if found is None else [int(size) for size in found[2].split(",") if size]
-        return tuple(sorted(size for size in sizes if size > 1))
+        return () if found is None else _sizes(found[2])
+
+
+def _sizes(dims: str) -> tuple[int, ...]:
+    return tuple(sorted(int(size) for size in dims.split(",") if size not in ("", "1")))
 
 
 def _num_bytes(kind: str, dims: str) -> int:
@@ -86,12 +89,29 @@ class Program(NamedTuple):
 
     @property
     def outer_loop(self) -> str:
-        """The body of the loop that the entry runs; decoding has exactly one.
+        """The body of decoding's loop; see `_outer`."""
+        return self._outer.called["body"]
+
+    @property
+    def carried(self) -> Mapping[tuple[int, ...], int]:
+        """Bytes per element of what decoding's loop carries, by `dims`; of alike ones the narrowest.
+
+        The compiler converts weights before the loop where it multiplies in another type: float32 in bfloat16.
+        """
+        found: dict[tuple[int, ...], int] = {}
+        for kind, text in _ARRAY.findall(self._outer.shape):
+            dims, size = _sizes(text), _num_bytes(kind, "")
+            found[dims] = min(size, found.get(dims, size))
+        return found
+
+    @property
+    def _outer(self) -> Instruction:
+        """The one loop that the entry runs until something happens; others there have so many iterations.
 
         Raises:
           ValueError: there is none, or more than one.
         """
-        loops = [instruction.called["body"] for instruction in self.computations[self.entry] if _is_loop(instruction)]
+        loops = [i for i in self.computations[self.entry] if _is_loop(i) and self._iterations(i) is None]
         if len(loops) != 1:
             raise ValueError(f"the program has {len(loops)} loops at its outermost level where one was expected.")
         return loops[0]

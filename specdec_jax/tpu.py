@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from specdec_jax import theory
-from specdec_jax.tpu_compiler import Compiler, Estimate, Options
+from specdec_jax.tpu_compiler import Compiler, Estimate, Options, TooLargeError
 from specdec_jax.tpu_topology import version
 
 T5X_STEP = {"small": 0.63e-3, "base": 1.52e-3, "large": 4.22e-3, "xxl": 49.2e-3}
@@ -36,19 +36,28 @@ class Cell(NamedTuple):
     alpha: float
 
 
+LARGEST = {"batch_size": 2**12, "max_decode_length": 2**14}
+"""Sizes of which `measure` finds the largest that fits, and where it stops looking."""
+
+
 def measure(
-    options: Options, cells: Sequence[Cell] = (), *, report: Callable[[str], None] = lambda what: None
+    options: Options,
+    cells: Sequence[Cell] = (),
+    *,
+    largest: bool = False,
+    report: Callable[[str], None] = lambda what: None,
 ) -> dict[str, Any]:
     """Compiles everything and says what it costs.
 
     Args:
       options: what.
       cells: what else to predict the speedup of, with the same target.
+      largest: whether to find the sizes that just fit, too.
       report: told what is being compiled.
 
     Returns:
       A document of plain values, times in seconds: programs by name; c, verification and step of the configured pair;
-      and cells.
+      cells; and the largest sizes by name.
 
     Raises:
       ValueError: libtpu is not there, does not know the topology, or gives no estimates.
@@ -77,6 +86,7 @@ def measure(
         add(f"{size} prefill", functools.partial(compiler.prefill, model))
     one = call(options.target_size, target, 1)
     drafting, verifying = calls(options.draft_size, draft, options.gamma)
+
     predicted = []
     for cell in cells:
         model = compiler.model(cell.draft, target=False)
@@ -97,16 +107,40 @@ def measure(
         "plain_over_floor": plain.seconds / plain.floor,
         "step_over_calls": speculative.seconds / (drafting + verifying),
         "plain_tokens_per_second": options.batch_size / plain.seconds,
-        "fits": speculative.hbm_bytes <= compiler.chip.hbm,
-        "largest_batch": _largest_batch(speculative, options),
         "cells": predicted,
+        **({name: _find_largest(name, compiler, speculative, report) for name in LARGEST} if largest else {}),
     }
 
 
-def _largest_batch(speculative: Estimate, options: Options) -> int:
-    """Rows that fit the chips together, as far as everything but the weights grows with their number."""
-    per_row = (speculative.hbm_bytes - speculative.argument_bytes) / options.batch_size
-    return max(int((speculative.chip.hbm - speculative.argument_bytes) / per_row), 0)
+def _find_largest(name: str, compiler: Compiler, now: Estimate, report: Callable[[str], None]) -> int:
+    """A size of the speculative loop that fits a chip, nearly the largest.
+
+    Memory is taken to grow along a line; what that says is compiled, with a tenth off, and halved while it does not fit
+    after all.
+    """
+    options = compiler.options
+    target, draft = compiler.model(options.target_size, target=True), compiler.model(options.draft_size, target=False)
+    first, unit = getattr(options, name), options.mesh[0] if name == "batch_size" else 1
+
+    def memory(size: int) -> int | None:
+        report(f"{name} {size}, for its memory")
+        try:
+            return compiler.resized(**{name: size}).decoding(target, draft, options.gamma).hbm_bytes
+        except TooLargeError:
+            return None
+
+    second = 8 * first
+    more = memory(second)
+    if more is None:
+        return first
+    each = max(more - now.hbm_bytes, 1) / (second - first)
+    third = min(int(0.9 * (first + (compiler.chip.hbm - now.hbm_bytes) / each)), LARGEST[name])
+    while third > second:
+        third -= third % unit
+        if memory(third) is not None:
+            return third
+        third //= 2
+    return second
 
 
 def _is_t5x_setting(options: Options) -> bool:
@@ -116,6 +150,6 @@ def _is_t5x_setting(options: Options) -> bool:
 
 
 def _document(estimate: Estimate) -> dict[str, Any]:
-    derived = {name: getattr(estimate, name) for name in ("hbm_bytes", "computing", "floor", "seconds")}
+    derived = {name: getattr(estimate, name) for name in ("hbm_bytes", "computing", "linking", "floor", "seconds")}
     values = estimate._asdict() | {"cycles": dict(estimate.cycles), "chip": estimate.chip._asdict()}
     return {**derived, **values}

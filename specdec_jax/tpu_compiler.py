@@ -1,5 +1,6 @@
 """Compiling for a TPU that is not there, and reading what its compiler says about each program; see `tpu`."""
 
+import copy
 import dataclasses
 import functools
 import math
@@ -96,7 +97,8 @@ class Estimate(NamedTuple):
       chip: what it was compiled for.
       copies: weights and caches that are copied or transposed in it: name, shape, times.
       collectives: operations between chips.
-      collective_bytes: of their results.
+      link_bytes: what each chip has to send to others in them: of an all-reduce twice its result, of others once, but
+        for the share that it keeps.
       host_transfers: to and from the host.
     """
 
@@ -108,7 +110,7 @@ class Estimate(NamedTuple):
     chip: Chip
     copies: Sequence[tuple[str, str, int]]
     collectives: int
-    collective_bytes: int
+    link_bytes: int
     host_transfers: int
 
     @property
@@ -127,13 +129,26 @@ class Estimate(NamedTuple):
         return self.read_bytes / self.chip.bandwidth
 
     @property
+    def linking(self) -> float:
+        """Seconds that sending takes in a ring, to both neighbours; the compiler's cycles have nothing of it."""
+        return self.link_bytes / (2 * self.chip.link)
+
+    @property
     def seconds(self) -> float:
         """The estimate."""
-        return max(self.computing, self.floor)
+        return max(self.computing + self.linking, self.floor)
+
+
+class TooLargeError(ValueError):
+    """A program does not fit the chips."""
 
 
 class Compiler:
-    """Compiles the package's functions for a topology; weights are shapes only."""
+    """Compiles the package's functions for a topology; weights are shapes only.
+
+    Raises:
+      ValueError: libtpu is not there or does not know the topology; TooLargeError: a program does not fit.
+    """
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -144,6 +159,12 @@ class Compiler:
             axes = (AxisType.Auto, AxisType.Auto)
             self._mesh = Mesh(np.asarray(self._devices).reshape(options.mesh), ("data", "model"), axis_types=axes)
         self._chosen: dict[Any, Any] = {}
+
+    def resized(self, **sizes: int) -> "Compiler":
+        """The same with another batch_size or length, and the layouts that are chosen by now."""
+        other = copy.copy(self)
+        other.options = dataclasses.replace(self.options, **sizes)
+        return other
 
     def model(self, size: str, *, target: bool) -> Any:
         """A T5 of a size, on the mesh where there is one."""
@@ -213,11 +234,11 @@ class Compiler:
         formats = [self._formats(model, some) if some else {} for model, some in zip(models, weights, strict=True)]
         rows = jax.tree.map(lambda x: self._rows(len(x.shape)), sampling)
         jitted = jax.jit(run, in_shardings=(*formats, self._rows(2), self._rows(1), rows))
-        compiled = jitted.lower(*weights, self._tokens(), self._one(jnp.int32), sampling).compile()
+        compiled = self._compile(jitted.lower(*weights, self._tokens(), self._one(jnp.int32), sampling))
         if gamma:
             for model, chosen in zip(models, compiled.input_formats[0], strict=False):
                 self._chosen.setdefault(model, chosen)
-        read = self.read_bytes(target) + gamma * self.read_bytes(draft) if gamma else self.read_bytes(target)
+        read = self._read(target) + gamma * self._read(draft) if gamma else self._read(target)
         return self._estimate(compiled, read, models if gamma else (target,), loop=True)
 
     def call(self, model: Any, block: int) -> Estimate:
@@ -236,9 +257,9 @@ class Compiler:
 
         params = self.params(model)
         jitted = jax.jit(run, in_shardings=(self._formats(model, params), self._rows(2), self._whole()))
-        compiled = jitted.lower(params, self._tokens(), jax.ShapeDtypeStruct((), jnp.int32)).compile()
+        compiled = self._compile(jitted.lower(params, self._tokens(), jax.ShapeDtypeStruct((), jnp.int32)))
         self._chosen.setdefault(model, compiled.input_formats[0][0])
-        return self._estimate(compiled, self.read_bytes(model), (model,), loop=True)
+        return self._estimate(compiled, self._read(model), (model,), loop=True)
 
     def prefill(self, model: Any) -> Estimate:
         """The encoder, and the keys and values that every later call attends to."""
@@ -249,16 +270,29 @@ class Compiler:
             lambda params, tokens: run(params, Inputs(tokens)),
             in_shardings=(self._formats(model, params), self._rows(2)),
         )
-        compiled = jitted.lower(params, self._tokens()).compile()
-        return self._estimate(compiled, self._shard_bytes(model, encoder), (model,), loop=False)
+        compiled = self._compile(jitted.lower(params, self._tokens()))
+        return self._estimate(compiled, self._shard_shapes(model, encoder), (model,), loop=False)
 
-    def read_bytes(self, model: Any) -> int:
-        """What a decoding call has to read on each chip: the decoder's weights, and the caches."""
+    def _compile(self, lowered: Any) -> Any:
+        try:
+            return lowered.compile()
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            options = self.options
+            raise TooLargeError(
+                f"batch_size {options.batch_size}, max_input_length {options.max_input_length} and max_decode_length "
+                f"{options.max_decode_length} in {options.dtype} do not fit the {self.chip.hbm / 2**30:g} GiB of a "
+                f"chip of {options.topology}: make them smaller, or split weights over more chips (mesh)."
+            ) from error
+
+    def _read(self, model: Any) -> list[tuple[int, ...]]:
+        """What a decoding call has to read on each chip, as shapes: the decoder's weights, and the caches."""
         params = self.params(model)
         decoder = {"decoder": _of_calls(params["decoder"])}
         if "logits_dense" not in params["decoder"]:
             decoder["token_embedder"] = params["token_embedder"]
-        return self._shard_bytes(model, decoder) + sum(map(self._cache_bytes, self._caches(model)))
+        return self._shard_shapes(model, decoder) + self._caches(model)
 
     @property
     def _capacity(self) -> int:
@@ -279,19 +313,17 @@ class Compiler:
         slots = [self._capacity] * 2 + [options.max_input_length] * 2
         return [(rows, heads, length, config.head_dim) for length in slots * config.num_decoder_layers]
 
-    def _cache_bytes(self, shape: tuple[int, ...]) -> int:
-        return math.prod(shape) * jnp.dtype(self.options.dtype).itemsize
-
     def _shard_shapes(self, model: Any, params: Params) -> list[tuple[int, ...]]:
         """The shape of each weight on one chip."""
         places = jax.tree.leaves(self._shardings(model, params))
         return [place.shard_shape(x.shape) for place, x in zip(places, jax.tree.leaves(params), strict=True)]
 
-    def _shard_bytes(self, model: Any, params: Params) -> int:
-        return sum(self._cache_bytes(shape) for shape in self._shard_shapes(model, params))
-
-    def _estimate(self, compiled: Any, read_bytes: int, models: Sequence[Any], *, loop: bool) -> Estimate:
+    def _estimate(
+        self, compiled: Any, read: Sequence[tuple[int, ...]], models: Sequence[Any], *, loop: bool
+    ) -> Estimate:
         program, memory = hlo.parse(compiled.as_text()), compiled.memory_analysis()
+        carried = program.carried if loop else {}
+        own = jnp.dtype(self.options.dtype).itemsize
         what = program.outer_loop if loop else program.entry
         known = {
             _dims(shape)
@@ -303,8 +335,8 @@ class Compiler:
             for instruction, times in program.copies(what, _LEAST_COPY)
             if instruction.dims in known
         ]
-        collective_bytes = sum(
-            instruction.num_bytes * times
+        sent = sum(
+            instruction.num_bytes * times * (2 if instruction.opcode.startswith("all-reduce") else 1)
             for instruction, times in program.scheduled(what)
             if program.kind(instruction) == hlo.COLLECTIVE and not instruction.opcode.endswith("-start")
         )
@@ -313,11 +345,11 @@ class Compiler:
             temporary_bytes=memory.temp_size_in_bytes,
             output_bytes=memory.output_size_in_bytes,
             cycles=program.cycles(what),
-            read_bytes=read_bytes,
+            read_bytes=sum(math.prod(shape) * min(own, carried.get(_dims(shape), own)) for shape in read),
             chip=self.chip,
             copies=copies,
             collectives=program.number_of(what, hlo.COLLECTIVE),
-            collective_bytes=collective_bytes,
+            link_bytes=sent * (len(self._devices) - 1) // len(self._devices),
             host_transfers=program.number_of(what, hlo.HOST),
         )
 

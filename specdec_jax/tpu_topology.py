@@ -16,6 +16,7 @@ class Chip(NamedTuple):
       clock: Hz of a core.
       bandwidth: bytes of HBM per second.
       hbm: bytes of HBM.
+      link: bytes per second, each way, of the link to one neighbour.
       accelerator: the accelerator type that libtpu is told.
       config: how libtpu names the chip's mode; v4's two cores work as one.
       axes: dimensions of a topology.
@@ -24,18 +25,19 @@ class Chip(NamedTuple):
     clock: float
     bandwidth: float
     hbm: int
+    link: float
     accelerator: str
     config: str
     axes: int
 
 
 CHIPS = {
-    "v4": Chip(1.05e9, 1.2e12, 32 * _GIB, "v4-8", "megacore", 3),
-    "v5e": Chip(1.5e9, 0.82e12, 16 * _GIB, "v5litepod-4", "default", 2),
-    "v5p": Chip(1.75e9, 2.77e12, 95 * _GIB, "v5p-8", "megacore", 3),
-    "v6e": Chip(1.75e9, 1.64e12, 32 * _GIB, "v6e-4", "default", 2),
+    "v4": Chip(1.05e9, 1.2e12, 32 * _GIB, 50e9, "v4-8", "megacore", 3),
+    "v5e": Chip(1.5e9, 0.82e12, 16 * _GIB, 50e9, "v5litepod-4", "default", 2),
+    "v5p": Chip(1.75e9, 2.77e12, 95 * _GIB, 100e9, "v5p-8", "megacore", 3),
+    "v6e": Chip(1.75e9, 1.64e12, 32 * _GIB, 112e9, "v6e-4", "default", 2),
 }
-"""Generations, with the figures that Google publishes for them."""
+"""Generations, with the figures that Google publishes; links are published together, six or four of them."""
 
 
 def read_topology(name: str) -> tuple[str, tuple[int, ...]]:

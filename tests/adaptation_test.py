@@ -4,13 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
-from tiny_pair import TARGET, VOCAB, consistent, inputs, plain, same_tokens, target_params
+from tiny_pair import TARGET, consistent, inputs, plain, same_tokens, speculative, target_params
 
 from specdec_jax import verification
 from specdec_jax.adaptation import look, make_adaptation, shorten, widths, worthwhile
 from specdec_jax.decoding import decode as jitted
-from specdec_jax.decoding import speculative_decode
 from specdec_jax.drafters.copying import CopyDrafter
 from specdec_jax.drafters.model import ModelDrafter
 from specdec_jax.sampling import make_sampling
@@ -25,21 +23,8 @@ def adaptation(costs=COSTS, alpha=0.6, weight=4.0, trust=0.8, confidence=0.5):
     return make_adaptation(len(costs) - 1, costs=costs, alpha=alpha, weight=weight, trust=trust, confidence=confidence)
 
 
-def decode(batch, *, x=None, seeds=None, temperature=0.0, rule=None, drafter=None, chosen=None, **kwargs):
-    drafter, params = drafter or (ModelDrafter(TARGET), tiny.nudged(target_params(), 0.05))
-    return speculative_decode(
-        TARGET,
-        target_params(),
-        drafter,
-        params,
-        inputs(batch) if x is None else x,
-        gamma=GAMMA,
-        max_length=20,
-        sampling=make_sampling(batch, temperature=temperature),
-        seeds=jnp.arange(batch, dtype=jnp.int32) if seeds is None else seeds,
-        rule=rule,
-        adaptation=adaptation(**kwargs) if chosen is None else chosen,
-    )
+def decode(batch, chosen=None, *, drafter="near", **how):
+    return speculative(batch, gamma=GAMMA, drafter=drafter, adaptation=chosen or adaptation(), **how)
 
 
 def steps(result, row):
@@ -54,7 +39,7 @@ def made(result):
 
 @pytest.mark.parametrize("drafter", ["model", "copy"])
 def test_greedy_and_coupled_equal_plain_decoding(drafter):
-    some = (CopyDrafter(), None) if drafter == "copy" else None
+    some = (CopyDrafter(), None) if drafter == "copy" else "near"
     result = decode(4, drafter=some)
     same_tokens(result, plain(4))
     consistent(result)
@@ -69,36 +54,26 @@ def test_a_row_does_not_depend_on_its_batch(rule):
     together = decode(4, temperature=1.0, rule=rule)
     tokens = inputs(4).encoder_tokens
     for row in range(2):
-        alone = decode(
-            1, x=Inputs(tokens[row : row + 1]), seeds=jnp.asarray([row], jnp.int32), temperature=1.0, rule=rule
-        )
+        seeds = jnp.asarray([row], jnp.int32)
+        alone = decode(1, x=Inputs(tokens[row : row + 1]), seeds=seeds, temperature=1.0, rule=rule)
         np.testing.assert_array_equal(together.tokens[row], alone.tokens[0])
         np.testing.assert_array_equal(steps(together, row), steps(alone, 0))
 
 
 def test_free_guesses_are_all_made_and_dear_ones_none():
-    free = decode(3, costs=[1.0] * (GAMMA + 1), trust=0.0)
+    free = decode(3, adaptation(costs=[1.0] * (GAMMA + 1), trust=0.0))
     assert (made(free) == GAMMA).all()
-    dear = decode(3, costs=[1.0, *[50.0] * GAMMA])
+    dear = decode(3, adaptation(costs=[1.0, *[50.0] * GAMMA]))
     assert (made(dear) == 0).all()
     same_tokens(dear, plain(3))
 
 
 def test_all_guesses_made_is_fixed_gamma():
     """The same draws, the same numbers for every test: the very same steps, also above temperature 0."""
+    every = adaptation(costs=[1.0] * (GAMMA + 1), trust=0.0, alpha=1.0, weight=1e6)
     for temperature in (0.0, 1.0):
-        free = decode(3, costs=[1.0] * (GAMMA + 1), trust=0.0, alpha=1.0, weight=1e6, temperature=temperature)
-        fixed = speculative_decode(
-            TARGET,
-            target_params(),
-            ModelDrafter(TARGET),
-            tiny.nudged(target_params(), 0.05),
-            inputs(3),
-            gamma=GAMMA,
-            max_length=20,
-            sampling=make_sampling(3, temperature=temperature),
-            seeds=jnp.arange(3, dtype=jnp.int32),
-        )
+        free = decode(3, every, temperature=temperature)
+        fixed = speculative(3, gamma=GAMMA, temperature=temperature)
         same_tokens(free, fixed)
         for row in range(3):
             np.testing.assert_array_equal(steps(free, row), steps(fixed, row))
@@ -108,7 +83,7 @@ def test_all_guesses_made_is_fixed_gamma():
 def test_another_value_does_not_compile_anew_and_leaks_nothing():
     first = decode(2)
     size = jitted._cache_size()
-    other = decode(2, alpha=0.1, trust=0.0, costs=[1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    other = decode(2, adaptation(alpha=0.1, trust=0.0, costs=[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]))
     again = decode(2)
     assert jitted._cache_size() == size
     assert not np.array_equal(made(first), made(other))
@@ -199,11 +174,10 @@ def test_mistakes_are_told(change, message):
     with pytest.raises(ValueError, match=message):
         make_adaptation(GAMMA, **{"costs": COSTS, "alpha": 0.5, **change})
     with pytest.raises(ValueError, match=r"adaptation.costs has shape \(3,\) and gamma is 5"):
-        decode(1, chosen=adaptation(costs=COSTS[:3]))
+        decode(1, adaptation(costs=COSTS[:3]))
 
 
 def test_nan_of_the_draft_ends_no_row():
     broken = jax.tree.map(lambda x: x * jnp.nan, target_params())
     result = decode(2, drafter=(ModelDrafter(TARGET), broken), temperature=1.0)
     assert (made(result) == 0).all() and (result.finish_reason != 2).all()
-    assert VOCAB  # the target's own law, token by token

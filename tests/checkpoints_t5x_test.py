@@ -45,6 +45,14 @@ def test_native_orbax_and_bfloat16_agree(model):
     assert_same(flatten(load_params(directory / "orbax_f32/checkpoint_1500", dtype="bfloat16")), rounded)
 
 
+@pytest.mark.parametrize("path", [DRAFT, DRAFT_ORBAX, SCALABLE])
+def test_shapes_are_those_of_what_is_read(path):
+    shapes, arrays = flatten(t5x.read_shapes(path)), flatten(load_params(path))
+    assert {name: leaf.shape for name, leaf in shapes.items()} == {name: leaf.shape for name, leaf in arrays.items()}
+    with pytest.raises(CheckpointError, match="this is a T5 1.1 tree|shape|differ"):
+        t5x.read_shapes(path, expected={"decoder": {"mlp": {"wi": {"kernel": np.zeros((1, 1))}}}})
+
+
 def test_values_are_those_tensorstore_reads():
     spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": str(DRAFT / QUERY_DIRECTORY)}}
     np.testing.assert_array_equal(draft()[QUERY], ts.open(spec).result().read().result())

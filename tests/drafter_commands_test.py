@@ -11,6 +11,7 @@ import pytest
 import tiny_plan
 
 from specdec_jax import cli
+from specdec_jax.checkpoints import t5x
 from specdec_jax.drafters import base, table
 from specdec_jax.harness import costs
 
@@ -23,6 +24,21 @@ MINI = [
     "--gin.MAX_DECODE_LENGTH=16",
     "--gin.MAX_INPUT_LENGTH=32",
 ]
+TASK = """
+import seqio
+import tensorflow as tf
+
+def words(split, shuffle_files=False, seed=None):
+    return tf.data.Dataset.from_tensor_slices({"inputs": ["x", "y"], "targets": ["ABAB", "AC"]})
+
+vocabulary = seqio.ByteVocabulary()
+seqio.TaskRegistry.add(
+    "drafter_words",
+    source=seqio.FunctionDataSource(words, splits=["validation"]),
+    preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos],
+    output_features={"inputs": seqio.Feature(vocabulary), "targets": seqio.Feature(vocabulary)},
+)
+"""
 
 
 @pytest.fixture
@@ -40,7 +56,8 @@ def specdec(capsys, monkeypatch, tmp_path):
     return run
 
 
-def test_a_table_of_a_text(specdec, tmp_path):
+def test_a_table_of_a_text(specdec, tmp_path, monkeypatch):
+    monkeypatch.setattr(t5x, "load_params", None)  # of the target only the sizes are read
     (tmp_path / "lines.txt").write_text("ABAB\n\nAC\n")
     status, out, _ = specdec("drafter", "build", *MINI, "--text=lines.txt", "--output=t", "--distances=2")
     assert (status, out) == (
@@ -52,6 +69,18 @@ def test_a_table_of_a_text(specdec, tmp_path):
     status, out, _ = specdec("drafter", "inspect", "t.npz", *MINI, "A", "--top=2")
     assert status == 0 and "frequent: 'A' 3, 'B' 2\n" in out
     assert "1 behind 'A': 'B' 2, 'C' 1\n" in out and "2 behind 'A': (end) 2, 'A' 1\n" in out
+
+
+def test_a_table_of_a_seqio_task(specdec, tmp_path, monkeypatch):
+    pytest.importorskip("seqio", reason="seqio is not installed: there are no tasks")
+    (tmp_path / "drafter_tasks.py").write_text(TASK)
+    monkeypatch.syspath_prepend(tmp_path)
+    flags = ("--task=drafter_words", "--module=drafter_tasks", "--split=validation")
+    status, out, _ = specdec("drafter", "build", *MINI, *flags, "--output=t")
+    assert (status, out.split(", ")[0]) == (0, "written: t.npz")
+    assert "from task drafter_words, split validation" in out
+    made = table.Table.load("t.npz")
+    assert made.after(ord("A") + 3) == [(ord("B") + 3, 2), (ord("C") + 3, 1)] and made.counts[1] == 2
 
 
 def test_a_table_of_what_the_target_says(specdec):

@@ -7,10 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
-from tiny_pair import TARGET, VOCAB, consistent, inputs, plain, same_tokens, target_params
+from tiny_pair import TARGET, VOCAB, consistent, inputs, plain, same_tokens, speculative, target_params
 
 from specdec_jax import verification
-from specdec_jax.decoding import speculative_decode
 from specdec_jax.drafters import named
 from specdec_jax.drafters.copying import CopyDrafter
 from specdec_jax.drafters.hierarchical import HierarchicalDrafter
@@ -57,19 +56,8 @@ def drafters(params):
 NAMES = list(drafters(None))
 
 
-def decode(drafter, params, batch, *, gamma=4, temperature=0.0, rule=None, x=None, seeds=None):
-    return speculative_decode(
-        TARGET,
-        target_params(),
-        drafter,
-        params,
-        inputs(batch) if x is None else x,
-        gamma=gamma,
-        max_length=20,
-        sampling=make_sampling(batch, temperature=temperature),
-        seeds=jnp.arange(batch, dtype=jnp.int32) if seeds is None else seeds,
-        rule=rule,
-    )
+def decode(drafter, params, batch, *, gamma=4, **how):
+    return speculative(batch, gamma=gamma, drafter=(drafter, params), **how)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -15,15 +15,18 @@ import numpy as np
 import tiny
 
 from specdec_jax import sharding
+from specdec_jax.adaptation import make_adaptation
 from specdec_jax.checkpoints import t5x
 from specdec_jax.decoding import speculative_decode
-from specdec_jax.drafters.model import ModelDrafter
+from specdec_jax.drafters import named
+from specdec_jax.drafters.table import count
 from specdec_jax.models.t5 import T5, T5Config
 from specdec_jax.sampling import make_sampling
 from specdec_jax.settings import RULES
 from specdec_jax.types import Inputs
 
 BATCH, GAMMA = 8, 3
+COSTS = [1, 1.2, 1.3, 1.4]
 WORDS = [b"blue", b"west green", b"sun", b"a b c", b"fish", b"river two", b"cat", b"one"]
 TEMPERATURES = {"greedy": 0.0, "drawn": 1.0, "mixed": [0.0, 1.0] * (BATCH // 2)}
 
@@ -42,38 +45,47 @@ def models(name):
     return model, weights, model, tiny.nudged(weights, 0.05), np.asarray(tiny.encoder_inputs(BATCH, vocab=32))
 
 
-def compiled(target, draft, rule):
+def compiled(target, draft, rule, kind):
+    """`kind` is a drafter by name, or "adaptive": the draft with adaptive gamma."""
+    adaptation = make_adaptation(GAMMA, costs=COSTS, alpha=0.6, trust=0.8) if kind == "adaptive" else None
+    words = [[*(byte + 3 for byte in word.upper()), 1] for word in WORDS]
+    table = count(words, vocab_size=target.vocab_size, distances=GAMMA).params() if kind in named.WITH_TABLE else None
+
     def decode(params, draft_params, inputs, seeds, sampling):
+        drafter, own_params = named.make(
+            "model" if kind == "adaptive" else kind, target.vocab_size, draft, draft_params, table
+        )
         return speculative_decode(
             target,
             params,
-            ModelDrafter(draft),
-            draft_params,
+            drafter,
+            own_params,
             inputs,
             gamma=GAMMA,
             max_length=20,
             sampling=sampling,
             seeds=seeds,
             rule=rule,
+            adaptation=adaptation,
         )
 
     return jax.jit(decode)
 
 
 def found(result):
-    names = ("tokens", "lengths", "finish_reason", "accept_counts", "num_target_calls", "scores", "beta_sum")
+    names = ("tokens", "lengths", "finish_reason", "accept_counts", "num_target_calls", "drafted", "scores", "beta_sum")
     return {name: np.asarray(getattr(result, name)).tolist() for name in names}
 
 
 @functools.cache
-def on_one_device(name, rule, temperatures):
+def on_one_device(name, rule, temperatures, kind):
     target, params, draft, draft_params, tokens = models(name)
     args = (target.prepare(params), draft.prepare(draft_params), Inputs(jnp.asarray(tokens)), jnp.arange(BATCH))
     sampling = make_sampling(BATCH, temperature=TEMPERATURES[temperatures])
-    return found(compiled(target, draft, RULES[rule])(*args, sampling))
+    return found(compiled(target, draft, RULES[rule], kind)(*args, sampling))
 
 
-def on_mesh(name, sizes, rule, temperatures):
+def on_mesh(name, sizes, rule, temperatures, kind):
     target, params, draft, draft_params, tokens = models(name)
     mesh, warnings = sharding.make_mesh(*sizes), []
     target = sharding.split_target(target, mesh)
@@ -85,7 +97,7 @@ def on_mesh(name, sizes, rule, temperatures):
         make_sampling(BATCH, temperature=TEMPERATURES[temperatures]),
     )
     rows = sharding.put(rows, sharding.row_axes(rows), mesh)
-    program = compiled(target, draft, RULES[rule]).lower(params, draft_params, *rows).compile()
+    program = compiled(target, draft, RULES[rule], kind).lower(params, draft_params, *rows).compile()
     result = program(params, draft_params, *rows)
     cache, _, _ = jax.jit(target.prefill, static_argnums=2)(params, rows[0], 32)
     return {
@@ -104,10 +116,11 @@ def on_mesh(name, sizes, rule, temperatures):
 def main():
     told = {}
     for case in sys.argv[1:]:
-        name, data, model, rule, temperatures = case.split("-")
+        name, data, model, rule, temperatures, *kind = case.split("-")
+        kind = kind[0] if kind else "model"
         told[case] = {
-            "one": on_one_device(name, rule, temperatures),
-            "mesh": on_mesh(name, (int(data), int(model)), rule, temperatures),
+            "one": on_one_device(name, rule, temperatures, kind),
+            "mesh": on_mesh(name, (int(data), int(model)), rule, temperatures, kind),
         }
     print(json.dumps(told))
 

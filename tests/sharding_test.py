@@ -28,6 +28,10 @@ GRID = tuple(
     f"{mesh}-{how}"
     for mesh in ("mini-2-4", "mini-8-1", "eight-1-8", "eight-2-4", "shared-2-4")
     for how in ("block-greedy", "token-drawn", "block-drawn", "coupled-drawn")
+) + tuple(
+    f"mini-2-4-{how}-{drafter}"
+    for how in ("block-greedy", "token-drawn", "coupled-drawn")
+    for drafter in ("adaptive", "bigram", "copy", "one_shot", "mixture", "hierarchical", "random")
 )
 
 
@@ -48,7 +52,7 @@ def decodes(cases):
 
 def same(one, mesh):
     """Tokens and counts to the last one; sums of logits round as they are split."""
-    for name in ("tokens", "lengths", "finish_reason", "accept_counts", "num_target_calls"):
+    for name in ("tokens", "lengths", "finish_reason", "accept_counts", "num_target_calls", "drafted"):
         np.testing.assert_array_equal(mesh[name], one[name], err_msg=name)
     for name in ("scores", "beta_sum"):
         np.testing.assert_allclose(mesh[name], one[name], atol=1e-4, err_msg=name)
@@ -74,6 +78,14 @@ def test_a_mesh_of_2_by_4_decodes_what_one_device_does():
         "the draft small is not split but whole on every device: heads is 2, not a multiple of the 4 devices of mesh "
         "axis model."
     ]
+
+
+def test_adaptive_gamma_and_copying_on_a_mesh():
+    found = decodes(("mini-2-4-block-drawn-adaptive", "mini-2-4-token-drawn-copy"))
+    for case in found.values():
+        same(case["one"], case["mesh"])
+    adaptive = found["mini-2-4-block-drawn-adaptive"]["mesh"]
+    assert 0 < sum(adaptive["drafted"]) < 3 * sum(adaptive["num_target_calls"])
 
 
 @pytest.mark.slow

@@ -57,15 +57,18 @@ def speculative(
     lenience=1.0,
     draft_temperature=None,
     limits=None,
+    adaptation=None,
     **settings,
 ):
-    model, tree = {
+    """`drafter` is one of those below by name, or any other with its parameters."""
+    known = {
         "near": (ModelDrafter(TARGET), tiny.nudged(target_params(), 0.05)),
         "same": (ModelDrafter(TARGET), target_params()),
         "other": (ModelDrafter(DRAFT), tiny.params(DRAFT, 5, 3.0)),
         "wrong": (WrongDrafter(TARGET), target_params()),
         "scripted": (ScriptedDrafter(), None),
-    }[drafter]
+    }
+    model, tree = known[drafter] if isinstance(drafter, str) else drafter
     return speculative_decode(
         TARGET,
         target_params(),
@@ -81,6 +84,7 @@ def speculative(
         rule=rule,
         lenience=lenience,
         limits=limits,
+        adaptation=adaptation,
     )
 
 

@@ -40,9 +40,12 @@ calls = [
     if "logits_dense" in i.op_name and program.kind(i) in (hlo.MATRIX, hlo.VECTOR)
 ]
 weights = sum(2 * x.size for model in (target, draft) for x in jax.tree.leaves(compiler.params(model)))
+compiler.resized(batch_size=4).decoding(draft, draft, 4)
+batched = programs[-1]
+loops = [i.op_name for name in (batched.outer_loop,) for i in batched.computations[name] if i.opcode == "while"]
 print(json.dumps({
     "argument_bytes": found.argument_bytes, "weights": weights, "copies": found.copies, "calls": calls,
-    "host": found.host_transfers, "seconds": found.seconds, "cycles": found.cycles,
+    "batched_loops": loops, "host": found.host_transfers, "seconds": found.seconds, "cycles": found.cycles,
 }))
 """
 
@@ -61,6 +64,7 @@ def test_the_speculative_loop_on_a_v4_chip():
     )
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
+    assert len(found["batched_loops"]) == 1, "only that of the draft: none goes from row to row"
     assert found["host"] == 0 and found["copies"] == []
     assert found["argument_bytes"] == pytest.approx(found["weights"], rel=0.05)
     assert sum(times for _, times in found["calls"]) == 1 + 4  # of the target, and of the draft

@@ -21,10 +21,10 @@ import tensorstore as ts
 from flax import serialization
 
 from specdec_jax.checkpoints import t5x_arrays, t5x_tree
-from specdec_jax.checkpoints.t5x_index import CheckpointError, list_steps, open_index, parse_path
+from specdec_jax.checkpoints.t5x_index import CheckpointError, Index, list_steps, open_index, parse_path
 from specdec_jax.types import Params
 
-__all__ = ["CheckpointError", "list_steps", "load_params", "save_checkpoint"]
+__all__ = ["CheckpointError", "list_steps", "load_params", "read_shapes", "save_checkpoint"]
 
 _VERSION = 3  # of the native format: bfloat16 is stored as tensorstore's own type
 _CHUNK_BYTES = 64 * 2**20  # T5X's limit
@@ -56,13 +56,7 @@ def load_params(
     if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(f"dtype is {jnp.dtype(dtype).name}; parameters are read as float32 or bfloat16.")
     with open_index(path) as index:
-        arrays = t5x_arrays.open_arrays(index.parameters)
-        stored_shapes = {array.name: array.shape for array in arrays}
-        t5x_tree.check_stacks(stored_shapes, index.path)
-        if expected is not None:
-            found = [t5x_tree.plain_shapes(name, shape) for name, shape in stored_shapes.items()]
-            shapes = {name: tuple(leaf.shape) for name, leaf in t5x_tree.flatten(expected).items()}
-            t5x_tree.check_expected({name: s for plain in found for name, s in plain.items()}, shapes, index.path)
+        arrays, _ = _open(index, expected)
         t5x_arrays.check_chunks(arrays)
 
         leaves: dict[str, np.ndarray] = {}
@@ -76,6 +70,29 @@ def load_params(
                 leaves |= plain
             window.finish()
     return t5x_tree.unflatten(leaves)
+
+
+def read_shapes(path: str | os.PathLike[str], *, expected: Params | None = None) -> Params:
+    """The tree that `load_params` would return, as float32 shapes; no array is read.
+
+    Raises:
+      CheckpointError: there is no checkpoint, its index is damaged, or it is not the one expected.
+    """
+    with open_index(path) as index:
+        _, shapes = _open(index, expected)
+    return t5x_tree.unflatten({name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()})
+
+
+def _open(index: Index, expected: Params | None) -> tuple[list[t5x_arrays.StoredArray], dict[str, t5x_tree.Shape]]:
+    """A checkpoint's arrays, and the shapes that they have in the plain tree, which are those expected."""
+    arrays = t5x_arrays.open_arrays(index.parameters)
+    t5x_tree.check_stacks({array.name: array.shape for array in arrays}, index.path)
+    plain = [t5x_tree.plain_shapes(array.name, array.shape) for array in arrays]
+    shapes = {name: shape for some in plain for name, shape in some.items()}
+    if expected is not None:
+        wanted = {name: tuple(leaf.shape) for name, leaf in t5x_tree.flatten(expected).items()}
+        t5x_tree.check_expected(shapes, wanted, index.path)
+    return arrays, shapes
 
 
 def save_checkpoint(directory: str | os.PathLike[str], params: Params, *, step: int, progress: bool = True) -> str:

@@ -13,11 +13,12 @@ from jaxtyping import Array, Float32, Int32
 
 from specdec_jax import verification
 from specdec_jax.drafters.base import BlockDrafter, Drafter, DrafterState
-from specdec_jax.drafting import propose, write
+from specdec_jax.drafting import propose
 from specdec_jax.models.base import Cache, Decoder
 from specdec_jax.sampling import PointMass, Sampling, StepKeys, constrain, to_probabilities
 from specdec_jax.types import Inputs, Params
 from specdec_jax.verification import Proposal, Target
+from specdec_jax.writing import write
 
 _INNER = 2**31 - 1  # tells the inner loop's random keys from the outer one's
 

@@ -30,29 +30,39 @@ def programs(document: Mapping[str, Any]) -> Table:
                 **{name: round(100 * cycles.get(kind, 0) / total) for name, kind in _SHARES.items()},
                 "moved": sum(times for *_, times in found["copies"]),
                 "links": found["collectives"],
+                "link MB": found["link_bytes"] / 1e6,
+                "link ms": 1e3 * found["linking"],
                 "host": found["host_transfers"],
             }
         )
+    nothing = [name for name in rows[0] if all(row[name] == 0 for row in rows)]
+    columns = [name for name in rows[0] if name not in nothing]
     options = document["options"]
     chips = f"{options['topology']}, mesh {tuple(options['mesh'])}"
     title = f"{options['target_size']} with {options['draft_size']}, gamma {options['gamma']}, on {chips}"
+    largest = [f"{name} {document[name]}" for name in tpu.LARGEST if name in document]
     notes = [
         f"Estimates of the compiler, libtpu {document['libtpu']}; nothing ran on a TPU.",
-        "GiB: of HBM, weights included. ms: the greater of compute (scheduled cycles over the clock) and read (weights "
-        "and caches over the bandwidth of HBM); ratio is ms over read.",
+        "GiB: of HBM on a chip, weights included. ms: the greater of compute (scheduled cycles over the clock) and "
+        "read (weights and caches over the bandwidth of HBM); ratio is ms over read.",
         "matrix, vector, copies: percent of the cycles in products on either unit, and in copies and transposes.",
-        "moved: copies of whole weights or caches. links, host: transfers between chips and to the host.",
+        "moved: copies of whole weights or caches. links: operations between chips, what a chip sends in them, and the "
+        "time of that, which comes to compute. host: transfers to the host.",
+        *([f"All zero, and left out: {', '.join(nothing)}."] if nothing else []),
         f"{options['dtype']}, batch {options['batch_size']}, inputs of {options['max_input_length']} tokens, outputs "
         f"of up to {options['max_decode_length']}, temperature {options['temperature']:g}, "
         f"layouts {options['layouts']}.",
         f"c {document['c']:.3f}, verification {document['verification']:.2f}; a step is "
         f"{document['step_over_calls']:.2f} of its calls; plain decoding makes "
-        f"{document['plain_tokens_per_second']:.0f} tokens/s; "
-        + ("it fits the chip" if document["fits"] else "it does NOT fit the chip")
-        + f"; about {document['largest_batch']} rows would.",
+        f"{document['plain_tokens_per_second']:.0f} tokens/s.",
+        *([f"Compiled too, and fits: {', '.join(largest)}."] if largest else []),
     ]
     return Table(
-        "tpu", f"estimated by the compiler: {title}", list(rows[0]), [list(row.values()) for row in rows], notes
+        "tpu",
+        f"estimated by the compiler: {title}",
+        columns,
+        [[row[name] for name in columns] for row in rows],
+        notes,
     )
 
 

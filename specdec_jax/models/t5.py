@@ -29,6 +29,7 @@ from specdec_jax.models.layers import (
 )
 from specdec_jax.models.t5_config import T5Config
 from specdec_jax.types import Inputs, Params
+from specdec_jax.writing import write
 
 
 class T5Cache(NamedTuple):
@@ -55,15 +56,9 @@ def write_slots(
     positions: Int32[Array, " rows"],
 ) -> Float[Array, "batch heads capacity head_dim"]:
     """Overwrites k slots per row from the row's own position on; `positions` has batch entries, or one for all."""
-    update = update.astype(cache.dtype)
     if cache.shape[2] == 0:  # teacher forcing keeps nothing
         return cache
-    if positions.shape[0] == 1:
-        written = jax.lax.dynamic_update_slice(cache, update, (0, 0, positions[0], 0))
-    else:
-        write = jax.vmap(lambda row, new, start: jax.lax.dynamic_update_slice(row, new, (0, start, 0)))
-        written = write(cache, update, positions)
-    return with_logical_constraint(written, SLOT_AXES)
+    return with_logical_constraint(write(cache, update, positions, axis=2), SLOT_AXES)
 
 
 def _once_known(
@@ -384,8 +379,8 @@ class T5:
         """See `Decoder.extend`.
 
         A TPU multiplies a single row by a matrix on its vector unit, which takes three times as long as reading the
-        matrix does. There the token runs twice, side by side, on the matrix unit; the second one's slot is overwritten
-        before it is read, as a rejected guess's is.
+        matrix does; so it does with one query of many keys. There a token runs twice, side by side, on the matrix unit;
+        the second one's slot is overwritten before it is read, as a rejected guess's is.
         """
 
         def once(params: Params, cache: T5Cache, tokens: Array, positions: Array) -> tuple[Array, T5Cache]:
@@ -395,6 +390,6 @@ class T5:
             logits, cache = once(params, cache, jnp.repeat(tokens, 2, axis=1), positions)
             return logits[:, :1], cache
 
-        if tokens.size > 1:
+        if tokens.shape[1] > 1:
             return once(params, cache, tokens, positions)
         return jax.lax.platform_dependent(params, cache, tokens, positions, tpu=twice, default=once)
