@@ -12,8 +12,8 @@ _MOST_SELECTS = 32
 def write(buffer: Array, values: Array, starts: Int32[Array, " rows"], *, axis: int = 1) -> Array:
     """Overwrites entries of each row with values, from the row's own start on; rows are axis 0.
 
-    TPU's compiler makes a loop over the rows of it, which at a batch of 8 takes longer than the rest of a draft call.
-    There a few entries are put in place by comparing every place with theirs, all rows at once.
+    TPU's compiler makes a loop over the rows of it, some microseconds for each. There a few entries are put in place by
+    comparing every place with theirs, all rows at once.
 
     Args:
       buffer: [batch, ..., size, ...], to write into.

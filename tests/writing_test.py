@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from specdec_jax import writing
+from specdec_jax.models import t5
 
 
 @pytest.mark.parametrize(
@@ -32,3 +33,14 @@ def test_all_ways_write_alike(shape, axis, entries):
 def test_entries_are_written_in_the_type_of_the_buffer():
     found = writing.write(jnp.zeros((2, 3), jnp.int32), jnp.ones((2, 1)), jnp.asarray([0, 2]))
     assert found.dtype == jnp.int32 and found.tolist() == [[1, 0, 0], [0, 0, 1]]
+
+
+def test_slots_of_a_cache_by_products():
+    rng = np.random.default_rng(1)
+    positions = jnp.asarray([0, 5, 2], jnp.int32)
+    for dtype in (jnp.float32, jnp.bfloat16):
+        cache = jnp.asarray(rng.normal(size=(3, 2, 9, 5)), dtype)
+        update = jnp.asarray(rng.normal(size=(3, 2, 4, 5)), dtype)
+        expected = writing.write(cache, update, positions, axis=2)
+        np.testing.assert_array_equal(t5.write_slots(cache, update, positions), expected)
+        np.testing.assert_array_equal(t5._by_products(cache, update, positions), expected)

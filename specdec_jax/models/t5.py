@@ -5,6 +5,7 @@ training all run `T5Module.extend`; nothing is implemented twice.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -55,10 +56,28 @@ def write_slots(
     update: Float[Array, "batch heads k head_dim"],
     positions: Int32[Array, " rows"],
 ) -> Float[Array, "batch heads capacity head_dim"]:
-    """Overwrites k slots per row from the row's own position on; `positions` has batch entries, or one for all."""
+    """Overwrites k slots per row from the row's own position on; `positions` has batch entries, or one for all.
+
+    On a TPU a product with ones and zeros puts entries in their slots, since k comparisons of every slot take more than
+    twice as long. It rounds them as the products that read them do, so once. NaN spreads to the row's other new slots.
+    """
     if cache.shape[2] == 0:  # teacher forcing keeps nothing
         return cache
-    return with_logical_constraint(write(cache, update, positions, axis=2), SLOT_AXES)
+    by_slot = functools.partial(write, axis=2)
+    if positions.shape[0] == 1:
+        written = by_slot(cache, update, positions)
+    else:
+        written = jax.lax.platform_dependent(cache, update, positions, tpu=_by_products, default=by_slot)
+    return with_logical_constraint(written, SLOT_AXES)
+
+
+def _by_products(cache: Array, update: Array, positions: Array) -> Array:
+    places = jnp.arange(cache.shape[2])[None] - positions[:, None]
+    num = update.shape[2]
+    own = places[:, None] == jnp.arange(num)[None, :, None]  # [batch, k, capacity]
+    placed = jnp.einsum("bkt,bhkd->bhtd", own.astype(cache.dtype), update.astype(cache.dtype))
+    inside = (places >= 0) & (places < num)
+    return jnp.where(inside[:, None, :, None], placed, cache)
 
 
 def _once_known(
