@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float32, Int32
+from jaxtyping import Array, Float32, Int32
 
 from specdec_jax.verification import Proposal
 
@@ -78,17 +78,27 @@ class Outlook(NamedTuple):
     Attributes:
       alpha: float32 [batch], of a guess about which no more is known.
       rate: float32 [batch], tokens in the time of a step of plain decoding, by the best fixed gamma.
+      least: float32 [batch, gamma], entry n is the chance that guess n, behind n others, has to have to be worthwhile.
     """
 
     alpha: Float32[Array, " batch"]
     rate: Float32[Array, " batch"]
+    least: Float32[Array, "batch gamma"]
 
 
 def look(adaptation: Adaptation, beta_sum: Float32[Array, " batch"], trials: Int32[Array, " batch"]) -> Outlook:
     """Estimates each row's alpha from its past steps, and what that is worth (Theorem 3.8 with measured costs)."""
     alpha = (adaptation.alpha * adaptation.weight + beta_sum) / (adaptation.weight + trials)
-    alpha = jnp.clip(alpha, 0.0, 1.0)
-    return Outlook(alpha, jnp.max(_sums(alpha, len(adaptation.costs)) / adaptation.costs[None], axis=1))
+    alpha, costs = jnp.clip(alpha, 0.0, 1.0), adaptation.costs
+    n = jnp.arange(len(costs))
+    upto = jnp.where(n[None, :] <= n[:, None], alpha[:, None, None] ** n[None, None], 0.0)
+    sums = jnp.sum(upto, axis=2)  # entry n is 1 + alpha + .. + alpha^n
+    rate = jnp.max(sums / costs[None], axis=1)
+    made, total = n[:-1, None], n[None, 1:]
+    further = jnp.sum(jnp.where((n[None, None] < (total - made)[..., None]), upto[:, -1][:, None, None], 0.0), axis=3)
+    extra = rate[:, None, None] * (costs[None, 1:] - costs[:-1, None])[None]
+    least = jnp.min(jnp.where((total > made)[None], extra / further, jnp.inf), axis=2)
+    return Outlook(alpha, rate, least)
 
 
 def chance(
@@ -96,30 +106,6 @@ def chance(
 ) -> Float32[Array, "*shape"]:
     """The chance that a guess stands if all before it do."""
     return jnp.clip(alpha + adaptation.trust * (confidence - adaptation.confidence), 0.0, 1.0)
-
-
-def worthwhile(
-    adaptation: Adaptation,
-    outlook: Outlook,
-    product: Float32[Array, " batch"],
-    first: Float32[Array, " batch"],
-    made: Int32[Array, ""],
-) -> Bool[Array, " batch"]:
-    """Whether to make a further guess.
-
-    Args:
-      adaptation: the costs.
-      outlook: of this step.
-      product: the chance that all guesses made so far stand.
-      first: the chance of the next one.
-      made: how many there are; below gamma.
-    """
-    gamma = len(adaptation.costs) - 1
-    total = jnp.arange(gamma + 1)  # guesses in all
-    further = jnp.clip(total - made - 1, 0, gamma)
-    gain = (product * first)[:, None] * _sums(outlook.alpha, gamma + 1)[:, further]
-    cost = outlook.rate[:, None] * (adaptation.costs - adaptation.costs[made])[None]
-    return jnp.any((gain > cost) & (total > made)[None], axis=1)
 
 
 def shorten(adaptation: Adaptation, outlook: Outlook, proposal: Proposal) -> Proposal:
@@ -141,8 +127,3 @@ def shorten(adaptation: Adaptation, outlook: Outlook, proposal: Proposal) -> Pro
 def widths(gamma: int) -> list[int]:
     """Tokens of the target calls that there are: powers of two, and gamma + 1."""
     return [*(2**i for i in range(gamma.bit_length() + 1) if 2**i <= gamma), gamma + 1]
-
-
-def _sums(alpha: Float32[Array, " batch"], num: int) -> Float32[Array, "batch num"]:
-    """Entry n is 1 + alpha + .. + alpha^n."""
-    return jnp.cumsum(alpha[:, None] ** jnp.arange(num)[None], axis=1)

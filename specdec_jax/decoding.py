@@ -244,7 +244,8 @@ def decode(
         keys = verification.step_keys(rule, rngs, state.positions, gamma, target.vocab_size)
         adaptive = None
         if adaptation is not None:
-            keys = keys._replace(accept=uniforms(keys, ACCEPT, gamma))
+            if sampling.temperature is not None:
+                keys = keys._replace(accept=uniforms(keys, ACCEPT, gamma))
             outlook = look(adaptation, state.result.beta_sum, state.result.trials)
             adaptive = Adaptive(adaptation, outlook, state.running)
         proposal, tokens, drafter_state = propose(

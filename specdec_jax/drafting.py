@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32
 
 from specdec_jax import verification
-from specdec_jax.adaptation import Adaptation, Outlook, chance, shorten, worthwhile
+from specdec_jax.adaptation import Adaptation, Outlook, chance, shorten
 from specdec_jax.drafters.base import BlockDrafter, Drafter, DrafterState
 from specdec_jax.sampling import DRAW, PointMass, Sampling, StepKeys, constrain, to_probabilities, uniforms
 from specdec_jax.types import Params
@@ -159,10 +159,10 @@ def _while_worthwhile(
     def count(drafted: _Drafted, guess: _Guess) -> _Drafted:
         """Takes a guess in, by its q and not by what it is."""
         expected = outlook.alpha if guess.confidence is None else chance(adaptation, outlook.alpha, guess.confidence)
-        made, product = drafted.num_made, drafted.product
-        counts = drafted.going & worthwhile(adaptation, outlook, product, expected, made)
-        product = jnp.where(counts, product * expected, product)
-        another = worthwhile(adaptation, outlook, product, outlook.alpha, jnp.minimum(made + 1, gamma - 1))
+        made, chance_so_far = drafted.num_made, drafted.product
+        counts = drafted.going & (chance_so_far * expected > outlook.least[:, made])
+        product = jnp.where(counts, chance_so_far * expected, chance_so_far)
+        another = product * outlook.alpha > outlook.least[:, jnp.minimum(made + 1, gamma - 1)]
         put = functools.partial(jax.lax.dynamic_update_index_in_dim, index=made, axis=0)
         return drafted._replace(
             num_made=made + 1,

@@ -36,7 +36,7 @@ def verify_as_needed(
     """Verifies a block's first tokens, by a target call of the least of a few widths that has those needed."""
     gamma = proposal.tokens.shape[1]
     sizes = widths(gamma)
-    which = jnp.searchsorted(jnp.asarray(sizes), needed)
+    which = jnp.sum(jnp.asarray(sizes) < needed)
 
     def narrow(size: int, _: Array, carry: tuple[Verdict, Cache]) -> tuple[Verdict, Cache]:
         # XLA would take what does not depend on the carry out of a loop that may not run at all: tie it to the carry.

@@ -7,7 +7,7 @@ import pytest
 from tiny_pair import TARGET, consistent, inputs, plain, same_tokens, speculative, target_params
 
 from specdec_jax import verification
-from specdec_jax.adaptation import look, make_adaptation, shorten, widths, worthwhile
+from specdec_jax.adaptation import look, make_adaptation, shorten, widths
 from specdec_jax.decoding import decode as jitted
 from specdec_jax.drafters.copying import CopyDrafter
 from specdec_jax.drafters.model import ModelDrafter
@@ -104,15 +104,13 @@ def test_worthwhile_is_what_some_number_of_further_guesses_pays_for():
     for alpha in (0.2, 0.5, 0.8):
         outlook = look(some._replace(alpha=jnp.float32(alpha)), jnp.zeros(1), jnp.zeros(1, jnp.int32))
         for num in range(GAMMA):
-            for product in (0.1, 0.6, 1.0):
-                first = 0.7
+            for chance in (0.01, 0.07, 0.2, 0.42, 0.7, 1.0):
                 gains = [
-                    product * first * sum(alpha**j for j in range(m - num))
+                    chance * sum(alpha**j for j in range(m - num))
                     - float(outlook.rate[0]) * float(some.costs[m] - some.costs[num])
                     for m in range(num + 1, GAMMA + 1)
                 ]
-                found = worthwhile(some, outlook, jnp.asarray([product]), jnp.asarray([first]), jnp.int32(num))
-                assert bool(found[0]) == (max(gains) > 0)
+                assert (chance > float(outlook.least[0, num])) == (max(gains) > 0)
 
 
 def test_a_block_is_shortened_by_its_confidence_and_not_by_its_guesses():

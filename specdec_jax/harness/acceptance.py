@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float32, Int32
 
 from specdec_jax import verification
-from specdec_jax.adaptation import Outlook, make_adaptation
+from specdec_jax.adaptation import look, make_adaptation
 from specdec_jax.comparison import forced_logits
 from specdec_jax.drafters.base import BlockDrafter, Drafter
 from specdec_jax.drafters.model import ModelDrafter
@@ -192,12 +192,13 @@ def places(
 ) -> Places:
     """Asks any drafter for one guess at each place, one after the other, as decoding would with gamma 1."""
     rows, length = tokens.shape
+    zeros = jnp.zeros((rows,), jnp.int32)
     said = _said(target, target_params, batch, tokens, eos_id)
     history = jnp.pad(_prefixes(target, tokens), ((0, 0), (0, 2)))
-    sampling = batch.draft_sampling._replace(end=End(jnp.asarray([eos_id], jnp.int32), jnp.zeros(rows, jnp.int32)))
-    rngs, ones = row_keys(batch.seeds), jnp.ones((rows,), jnp.float32)
+    sampling = batch.draft_sampling._replace(end=End(jnp.asarray([eos_id], jnp.int32), zeros))
+    rngs = row_keys(batch.seeds)
     free = make_adaptation(1, costs=(1.0, 1.0), alpha=1.0)  # a guess costs nothing, and is always made
-    adaptive = Adaptive(free, Outlook(ones, ones), ones > 0)
+    adaptive = Adaptive(free, look(free, zeros.astype(jnp.float32), zeros), zeros == 0)
 
     def at(state: Any, i: Array) -> tuple:
         keys = verification.step_keys(
