@@ -34,6 +34,7 @@ gin.config._FILE_READERS[:] = [(open, os.path.isfile)]
 _Options = TypeVar("_Options")
 
 _MACRO_DEFINITION = re.compile(r"^(\w+) =", re.MULTILINE)
+_REQUIRED_MACRO = re.compile(r"^(\w+) = %gin.REQUIRED$", re.MULTILINE)
 _MACRO_REFERENCE = re.compile(r"%([\w./]+)")
 _STRING = re.compile(r"""'(\\.|[^'\\])*'|"(\\.|[^"\\])*\"""")
 
@@ -237,7 +238,9 @@ def _gin_errors(where: str = "", hint: str = "") -> Iterator[None]:
             message = f"{error.msg} (line {error.lineno}){hint}"
         required = re.match(r"(\w+)/(gin\.)?macro\.value set to `%gin.REQUIRED`", message)
         if required:
+            others = [name for name in _REQUIRED_MACRO.findall(gin.config_str()) if name != required[1]]
             message = f"the macro {required[1]} is required; give --gin.{required[1]}=value."
+            message += f" Not given either: {', '.join(others)}." if others else ""
         # gin appends which function it was calling, and may quote a Python object or all of the config.
         message = re.split(r"\n  In call to configurable| in config string:", message)[0]
         message = re.sub(r"malformed node or string[^\n]*\n *", "", message)

@@ -123,7 +123,8 @@ WRONG = {
     "unsized config": ([*OPTIONS, "--gin.TARGET_CONFIG=@T5Config()", "x"], "'vocab_size'"),
     "required macro": (
         ["--gin_file=configs/generate.gin", "x"],
-        "the macro TARGET_CHECKPOINT is required; give --gin.",
+        "the macro TARGET_CHECKPOINT is required; give --gin.TARGET_CHECKPOINT=value. Not given either: "
+        "DRAFT_CHECKPOINT, VOCABULARY.",
     ),
     "gamma 0": ([*OPTIONS, "--gin.GAMMA=0", "x"], "GAMMA is 0; it must be 1 or more."),
     "gamma text": ([*OPTIONS, "--gin.GAMMA='4'", "x"], "GAMMA is '4'; it must be of type int."),

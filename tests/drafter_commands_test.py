@@ -168,8 +168,9 @@ def test_every_drafter_is_measured_and_measurements_are_kept(specdec, tmp_path):
         (["drafter", "measure", "--gin.TABLES={}"], "DRAFTERS has 'unigram', and tables has none for task ende"),
         (["drafter", "measure", "--gin.DRAFTERS=('copy:tabel',)"], "DRAFTERS has 'copy:tabel'; known are"),
         (["drafter", "measure", "--gin.DRAFTERS=('copy:table',)", "--gin.TABLES={}"], "tables has none for task ende"),
+        (["drafter", "measure", "--gin.DRAFTERS=()"], "DRAFTERS must not be empty"),
         (["drafter", "measure", "--gin.MAX_GAMMA=31"], "MAX_GAMMA is 31; to time steps of up to 32 tokens"),
-        (["drafter", "measure", "--gin.TASKS=[]"], "tasks, drafters and temperatures must not be empty"),
+        (["drafter", "measure", "--gin.TASKS=[]"], "TASKS is []; give Tasks"),
     ],
 )
 def test_mistakes_are_told(specdec, arguments, message):

@@ -147,7 +147,7 @@ def test_the_best_gamma_alone_is_a_plan(tmp_path):
         ({"name": "a/b"}, "name is 'a/b'; it is part of file names"),
         ({"gammas": (0,)}, "gammas has 0; each must be a whole number from 1 on"),
         ({"gammas": ("oracle",)}, "gammas has 'oracle'"),
-        ({"gammas": ()}, "gammas and temperatures must not be empty"),
+        ({"gammas": ()}, "gammas must not be empty"),
         ({"temperatures": (-1.0,)}, "temperatures has -1.0"),
         ({"tasks": ()}, "tasks is"),
         ({"rule": "strict"}, "rule is 'strict'"),

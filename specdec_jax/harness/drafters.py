@@ -16,7 +16,7 @@ from specdec_jax.generation import Batch, Pair, decode_plainly, load_model, make
 from specdec_jax.harness import costs, tuning, walltime
 from specdec_jax.harness.grid import Report, read_inputs
 from specdec_jax.harness.paper import LENIENCES
-from specdec_jax.harness.plan import Task
+from specdec_jax.harness.plan import Task, check
 from specdec_jax.harness.records import Record
 from specdec_jax.harness.rendering import Table, Value
 from specdec_jax.results import DecodingResult
@@ -65,26 +65,20 @@ class DrafterPlan:
     seed: int
 
     def __post_init__(self) -> None:
-        for name in ("max_gamma", "num_prompts", "repeats", "rounds", "num_counted", "num_tokens", "alpha_batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more.")
-        if not self.name or not self.name.replace("_", "").replace("-", "").isalnum():
-            raise ValueError(f"name is {self.name!r}; it is part of file names: letters, digits, - and _ only.")
-        if not (self.tasks and self.drafters and self.temperatures):
-            raise ValueError("tasks, drafters and temperatures must not be empty.")
-        if not all(isinstance(task, Task) and not task.simulated for task in self.tasks):
+        check(
+            self,
+            ("max_gamma", "num_prompts", "repeats", "rounds", "num_counted", "num_tokens", "alpha_batch_size"),
+        )
+        if not self.drafters:
+            raise ValueError("drafters must not be empty.")
+        if any(task.simulated for task in self.tasks):
             raise ValueError(f"tasks is {self.tasks!r}; give Tasks with checkpoints, as [@ende/Task()].")
-        if len({task.name for task in self.tasks}) < len(self.tasks):
-            raise ValueError(f"tasks are named {[task.name for task in self.tasks]}; give each a name of its own.")
         shortest = min(task.max_decode_length for task in self.tasks)
         if shortest < 4 * (self.max_gamma + 1):
             raise ValueError(
                 f"max_gamma is {self.max_gamma}; to time steps of up to {self.max_gamma + 1} tokens, max_decode_length "
                 f"of every task must be {4 * (self.max_gamma + 1)} or more, and one is {shortest}."
             )
-        for temperature in self.temperatures:
-            if not isinstance(temperature, (int, float)) or isinstance(temperature, bool) or temperature < 0:
-                raise ValueError(f"temperatures has {temperature!r}; each must be a number from 0 on.")
         for drafter in self.drafters:
             kind, _, model = str(drafter).partition(":")
             if kind not in named.NAMES or (model and kind not in named.WITH_MODEL and drafter != "copy:table"):

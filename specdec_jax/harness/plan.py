@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specdec_jax.harness import paper
@@ -110,25 +110,14 @@ class Plan:
     dtype: str | None
 
     def __post_init__(self) -> None:
-        for name in ("max_gamma", "batch_size", "num_prompts", "repeats", "rounds", "num_tokens", "alpha_batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more.")
-        if not self.name or not self.name.replace("_", "").replace("-", "").isalnum():
-            raise ValueError(f"name is {self.name!r}; it is part of file names: letters, digits, - and _ only.")
-        if not self.tasks or not all(isinstance(task, Task) for task in self.tasks):
-            raise ValueError(f"tasks is {self.tasks!r}; give Tasks, as [@ende/Task()].")
-        if len({task.name for task in self.tasks}) < len(self.tasks):
-            raise ValueError(f"tasks are named {[task.name for task in self.tasks]}; give each a name of its own.")
+        check(self, ("max_gamma", "batch_size", "num_prompts", "repeats", "rounds", "num_tokens", "alpha_batch_size"))
         if len({task.simulated for task in self.tasks}) > 1:
             raise ValueError("some tasks have checkpoints and some random weights; measure them apart.")
         for gamma in self.gammas:
             if gamma not in GAMMAS and not (type(gamma) is int and gamma >= 1):
                 raise ValueError(f"gammas has {gamma!r}; each must be a whole number from 1 on, 'paper' or 'best'.")
-        if not self.gammas or not self.temperatures:
-            raise ValueError("gammas and temperatures must not be empty.")
-        for temperature in self.temperatures:
-            if not isinstance(temperature, (int, float)) or isinstance(temperature, bool) or temperature < 0:
-                raise ValueError(f"temperatures has {temperature!r}; each must be a number from 0 on.")
+        if not self.gammas:
+            raise ValueError("gammas must not be empty.")
         if self.dtype not in (None, "float32", "bfloat16"):
             raise ValueError(f"dtype is {self.dtype!r}; it must be 'float32', 'bfloat16' or None (by device).")
         unknown = set(self.paper_drafts.values()) - {"small", "base", "large"}
@@ -192,3 +181,25 @@ class Plan:
         ]
         fields["paper_tasks"] = {task.name: task.paper_name for task in self.tasks if task.paper_name}
         return fields
+
+
+def check(plan: Any, counts: Sequence[str]) -> None:
+    """What every plan's name, tasks, temperatures and those numbers of it must be.
+
+    Raises:
+      ValueError: one is not.
+    """
+    for name in counts:
+        if getattr(plan, name) < 1:
+            raise ValueError(f"{name} is {getattr(plan, name)}; it must be 1 or more.")
+    if not plan.name or not plan.name.replace("_", "").replace("-", "").isalnum():
+        raise ValueError(f"name is {plan.name!r}; it is part of file names: letters, digits, - and _ only.")
+    if not plan.tasks or not all(isinstance(task, Task) for task in plan.tasks):
+        raise ValueError(f"tasks is {plan.tasks!r}; give Tasks, as [@ende/Task()].")
+    if len({task.name for task in plan.tasks}) < len(plan.tasks):
+        raise ValueError(f"tasks are named {[task.name for task in plan.tasks]}; give each a name of its own.")
+    if not plan.temperatures:
+        raise ValueError("temperatures must not be empty.")
+    for temperature in plan.temperatures:
+        if not isinstance(temperature, (int, float)) or isinstance(temperature, bool) or temperature < 0:
+            raise ValueError(f"temperatures has {temperature!r}; each must be a number from 0 on.")
