@@ -33,6 +33,8 @@ class Adaptation(NamedTuple):
       weight: float32, as how many tested guesses that counts.
       trust: float32, by how much a guess's chance rises with the draft's confidence in it; 0 for not at all.
       confidence: float32, the confidence at which a guess's chance is alpha.
+      c: float32, how much of the cost of a guess is its draft call, in steps of plain decoding; it is gone by the time
+        that the draft's confidence is known. The first guess's is a part of every step.
     """
 
     costs: Float32[Array, " steps"]
@@ -40,6 +42,7 @@ class Adaptation(NamedTuple):
     weight: Float32[Array, ""]
     trust: Float32[Array, ""]
     confidence: Float32[Array, ""]
+    c: Float32[Array, ""]
 
 
 def make_adaptation(
@@ -50,6 +53,7 @@ def make_adaptation(
     weight: float = 8.0,
     trust: float = 0.0,
     confidence: float = 0.5,
+    c: float = 0.0,
 ) -> Adaptation:
     """Builds an Adaptation from plain numbers; see there for what they are.
 
@@ -65,10 +69,11 @@ def make_adaptation(
         ("weight", weight, 1e-3, 1e6),
         ("trust", trust, 0, 100),
         ("confidence", confidence, 0, 1),
+        ("c", c, 0, 1e6),
     ):
         if not low <= value <= high:
             raise ValueError(f"{name} of adaptation is {value}; it must be {low} to {high}.")
-    scalars = (jnp.float32(value) for value in (alpha, weight, trust, confidence))
+    scalars = (jnp.float32(value) for value in (alpha, weight, trust, confidence, c))
     return Adaptation(jnp.asarray(costs, jnp.float32), *scalars)
 
 
@@ -78,12 +83,14 @@ class Outlook(NamedTuple):
     Attributes:
       alpha: float32 [batch], of a guess about which no more is known.
       rate: float32 [batch], tokens in the time of a step of plain decoding, by the best fixed gamma.
-      least: float32 [batch, gamma], entry n is the chance that guess n, behind n others, has to have to be worthwhile.
+      least: float32 [batch, gamma], entry n is the chance that guess n, behind n others, needs to be worth making.
+      least_kept: float32 [batch, gamma], the same to be worth verifying once it is made.
     """
 
     alpha: Float32[Array, " batch"]
     rate: Float32[Array, " batch"]
     least: Float32[Array, "batch gamma"]
+    least_kept: Float32[Array, "batch gamma"]
 
 
 def look(adaptation: Adaptation, beta_sum: Float32[Array, " batch"], trials: Int32[Array, " batch"]) -> Outlook:
@@ -96,9 +103,14 @@ def look(adaptation: Adaptation, beta_sum: Float32[Array, " batch"], trials: Int
     rate = jnp.max(sums / costs[None], axis=1)
     made, total = n[:-1, None], n[None, 1:]
     further = jnp.sum(jnp.where((n[None, None] < (total - made)[..., None]), upto[:, -1][:, None, None], 0.0), axis=3)
-    extra = rate[:, None, None] * (costs[None, 1:] - costs[:-1, None])[None]
-    least = jnp.min(jnp.where((total > made)[None], extra / further, jnp.inf), axis=2)
-    return Outlook(alpha, rate, least)
+    extra = costs[None, 1:] - costs[:-1, None]
+    spent = jnp.where(made > 0, adaptation.c, 0.0)
+
+    def least(extra: Array) -> Array:
+        needed = rate[:, None, None] * jnp.maximum(extra, 0.0)[None] / further
+        return jnp.min(jnp.where((total > made)[None], needed, jnp.inf), axis=2)
+
+    return Outlook(alpha, rate, least(extra), least(extra - spent))
 
 
 def chance(

@@ -160,7 +160,7 @@ def _while_worthwhile(
         """Takes a guess in, by its q and not by what it is."""
         expected = outlook.alpha if guess.confidence is None else chance(adaptation, outlook.alpha, guess.confidence)
         made, chance_so_far = drafted.num_made, drafted.product
-        counts = drafted.going & (chance_so_far * expected > outlook.least[:, made])
+        counts = drafted.going & (chance_so_far * expected > outlook.least_kept[:, made])
         product = jnp.where(counts, chance_so_far * expected, chance_so_far)
         another = product * outlook.alpha > outlook.least[:, jnp.minimum(made + 1, gamma - 1)]
         put = functools.partial(jax.lax.dynamic_update_index_in_dim, index=made, axis=0)

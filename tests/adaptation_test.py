@@ -19,8 +19,9 @@ GAMMA = 5
 COSTS = [1 + 0.15 * i for i in range(GAMMA + 1)]
 
 
-def adaptation(costs=COSTS, alpha=0.6, weight=4.0, trust=0.8, confidence=0.5):
-    return make_adaptation(len(costs) - 1, costs=costs, alpha=alpha, weight=weight, trust=trust, confidence=confidence)
+def adaptation(costs=COSTS, alpha=0.6, weight=4.0, trust=0.8, confidence=0.5, c=0.0):
+    told = dict(costs=costs, alpha=alpha, weight=weight, trust=trust, confidence=confidence, c=c)
+    return make_adaptation(len(costs) - 1, **told)
 
 
 def decode(batch, chosen=None, *, drafter="near", **how):
@@ -100,17 +101,19 @@ def test_the_estimate_of_alpha_follows_the_row():
 
 
 def test_worthwhile_is_what_some_number_of_further_guesses_pays_for():
-    some = adaptation(costs=[1.0, 1.5, 1.5, 1.5, 2.5, 2.5])  # calls of one, of up to four, of up to six tokens
+    some = adaptation(costs=[1.0, 1.5, 1.8, 2.1, 3.1, 3.4], c=0.3)  # calls of one, of up to four, of up to six tokens
     for alpha in (0.2, 0.5, 0.8):
         outlook = look(some._replace(alpha=jnp.float32(alpha)), jnp.zeros(1), jnp.zeros(1, jnp.int32))
         for num in range(GAMMA):
-            for chance in (0.01, 0.07, 0.2, 0.42, 0.7, 1.0):
+            for chance in (0.011, 0.071, 0.21, 0.43, 0.69, 0.97):
                 gains = [
                     chance * sum(alpha**j for j in range(m - num))
                     - float(outlook.rate[0]) * float(some.costs[m] - some.costs[num])
                     for m in range(num + 1, GAMMA + 1)
                 ]
                 assert (chance > float(outlook.least[0, num])) == (max(gains) > 0)
+                spent = float(outlook.rate[0]) * (0.3 if num else 0.0)  # the first guess's call is in every step
+                assert (chance > float(outlook.least_kept[0, num])) == (max(gains) + spent > 0)
 
 
 def test_a_block_is_shortened_by_its_confidence_and_not_by_its_guesses():

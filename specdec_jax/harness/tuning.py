@@ -127,7 +127,7 @@ def examine(
     opinions = [one for one in confidences if one is not None]
     gamma = settings.gamma
     at_once = isinstance(pair.drafter, BlockDrafter)
-    adaptation = {"costs": step_costs(verification, c, base, gamma, at_once=at_once), "weight": _WEIGHT}
+    adaptation = {"costs": step_costs(verification, c, base, gamma, at_once=at_once), "weight": _WEIGHT, "c": c}
     adaptation |= _calibrate(beta[0][told], np.concatenate(opinions)[told] if opinions else None)
     fixed = _decode(pair, counted, dataclasses.replace(settings, adaptation=None))
     adaptive = _decode(pair, counted, dataclasses.replace(settings, adaptation=adaptation))
