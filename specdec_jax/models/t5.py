@@ -51,6 +51,9 @@ class T5Cache(NamedTuple):
     encoder_mask: Bool[Array, "batch length"]
 
 
+_FEW_SLOTS = 4
+
+
 def write_slots(
     cache: Float[Array, "batch heads capacity head_dim"],
     update: Float[Array, "batch heads k head_dim"],
@@ -58,13 +61,13 @@ def write_slots(
 ) -> Float[Array, "batch heads capacity head_dim"]:
     """Overwrites k slots per row from the row's own position on; `positions` has batch entries, or one for all.
 
-    On a TPU a product with ones and zeros puts entries in their slots, since k comparisons of every slot take more than
-    twice as long. It rounds them as the products that read them do, so once. NaN spreads to the row's other new slots.
+    On a TPU a product with ones and zeros puts more than a few entries in their slots, since k comparisons of every slot
+    take longer. It rounds them as the products that read them do, so once. NaN spreads to the row's other new slots.
     """
     if cache.shape[2] == 0:  # teacher forcing keeps nothing
         return cache
     by_slot = functools.partial(write, axis=2)
-    if positions.shape[0] == 1:
+    if positions.shape[0] == 1 or update.shape[2] <= _FEW_SLOTS:
         written = by_slot(cache, update, positions)
     else:
         written = jax.lax.platform_dependent(cache, update, positions, tpu=_by_products, default=by_slot)
