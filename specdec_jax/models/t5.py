@@ -61,8 +61,8 @@ def write_slots(
 ) -> Float[Array, "batch heads capacity head_dim"]:
     """Overwrites k slots per row from the row's own position on; `positions` has batch entries, or one for all.
 
-    On a TPU a product with ones and zeros puts more than a few entries in their slots, since k comparisons of every slot
-    take longer. It rounds them as the products that read them do, so once. NaN spreads to the row's other new slots.
+    On a TPU a product with ones and zeros puts more than a few entries in their slots, since k comparisons of every
+    slot take longer. It rounds them as the products that read them do, so once. NaN spreads to the row's new slots.
     """
     if cache.shape[2] == 0:  # teacher forcing keeps nothing
         return cache
