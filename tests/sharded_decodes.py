@@ -26,7 +26,7 @@ from specdec_jax.settings import RULES
 from specdec_jax.types import Inputs
 
 BATCH, GAMMA = 8, 3
-COSTS = [1, 1.2, 1.3, 1.4]
+COSTS = [1, 1.5, 2.1, 2.8]
 WORDS = [b"blue", b"west green", b"sun", b"a b c", b"fish", b"river two", b"cat", b"one"]
 TEMPERATURES = {"greedy": 0.0, "drawn": 1.0, "mixed": [0.0, 1.0] * (BATCH // 2)}
 

@@ -80,12 +80,11 @@ def test_a_mesh_of_2_by_4_decodes_what_one_device_does():
     ]
 
 
-def test_adaptive_gamma_and_copying_on_a_mesh():
-    found = decodes(("mini-2-4-block-drawn-adaptive", "mini-2-4-token-drawn-copy"))
-    for case in found.values():
-        same(case["one"], case["mesh"])
-    adaptive = found["mini-2-4-block-drawn-adaptive"]["mesh"]
-    assert 0 < sum(adaptive["drafted"]) < 3 * sum(adaptive["num_target_calls"])
+def test_adaptive_gamma_on_a_mesh():
+    found = decodes(("mini-2-4-block-drawn-adaptive",))["mini-2-4-block-drawn-adaptive"]
+    same(found["one"], found["mesh"])
+    calls, drafted = sum(found["mesh"]["num_target_calls"]), sum(found["mesh"]["drafted"])
+    assert calls < drafted < 3 * calls  # it does vary
 
 
 @pytest.mark.slow
