@@ -22,7 +22,7 @@ def test_a_step_is_added_up_with_its_loops_and_its_dearest_branch():
 def test_what_the_loop_carries_is_told_by_its_sizes():
     loop = "%loop = (s32[]{:T(128)}, /*index=1*/"
     assert loop in PROGRAM
-    carries = "f32[64,1,128]{2,1,0:T(8,128)}, bf16[128,64]{1,0:T(8,128)(2,1)}, f32[7]{0}, "
+    carries = "bf16[128,64]{1,0:T(8,128)(2,1)}, f32[64,1,128]{2,1,0:T(8,128)}, f32[7]{0}, "
     assert hlo.parse(PROGRAM.replace(loop, loop + carries)).carried == {(): 1, (64, 128): 2, (7,): 4}
 
 
