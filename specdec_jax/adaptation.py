@@ -102,7 +102,7 @@ def look(adaptation: Adaptation, beta_sum: Float32[Array, " batch"], trials: Int
     sums = jnp.sum(upto, axis=2)  # entry n is 1 + alpha + .. + alpha^n
     rate = jnp.max(sums / costs[None], axis=1)
     made, total = n[:-1, None], n[None, 1:]
-    further = jnp.sum(jnp.where((n[None, None] < (total - made)[..., None]), upto[:, -1][:, None, None], 0.0), axis=3)
+    further = sums[:, jnp.maximum(total - made - 1, 0)]
     extra = costs[None, 1:] - costs[:-1, None]
     spent = jnp.where(made > 0, adaptation.c, 0.0)
 

@@ -129,18 +129,19 @@ def _find_largest(name: str, compiler: Compiler, now: Estimate, report: Callable
         except TooLargeError:
             return None
 
-    second = 8 * first
-    more = memory(second)
+    def upto(size: int) -> int:
+        size = min(size, LARGEST[name])
+        return size - size % unit
+
+    second = upto(8 * first)
+    more = memory(second) if second > first else None
     if more is None:
         return first
     each = max(more - now.hbm_bytes, 1) / (second - first)
-    third = min(int(0.9 * (first + (compiler.chip.hbm - now.hbm_bytes) / each)), LARGEST[name])
-    while third > second:
-        third -= third % unit
-        if memory(third) is not None:
-            return third
-        third //= 2
-    return second
+    third = upto(int(0.9 * (first + (compiler.chip.hbm - now.hbm_bytes) / each)))
+    while third > second and memory(third) is None:
+        third = upto(third // 2)
+    return max(third, second)
 
 
 def _is_t5x_setting(options: Options) -> bool:

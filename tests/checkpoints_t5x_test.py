@@ -49,7 +49,7 @@ def test_native_orbax_and_bfloat16_agree(model):
 def test_shapes_are_those_of_what_is_read(path):
     shapes, arrays = flatten(t5x.read_shapes(path)), flatten(load_params(path))
     assert {name: leaf.shape for name, leaf in shapes.items()} == {name: leaf.shape for name, leaf in arrays.items()}
-    with pytest.raises(CheckpointError, match="this is a T5 1.1 tree|shape|differ"):
+    with pytest.raises(CheckpointError, match="this is a T5 1.1 tree"):
         t5x.read_shapes(path, expected={"decoder": {"mlp": {"wi": {"kernel": np.zeros((1, 1))}}}})
 
 

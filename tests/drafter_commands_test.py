@@ -99,14 +99,12 @@ def test_a_table_of_what_the_target_says(specdec):
 
 
 def test_tuning(specdec, tmp_path):
-    """With one drafter; README's has them all."""
-    flags = ("--gin.DRAFTER='copy'", "--gin.DRAFT_CHECKPOINT=None", "--max_gamma=1", "--output=tuned.gin")
-    status, out, _ = specdec("tune", *MINI, *flags, "blue", "red cat")
+    status, out, _ = specdec("tune", *MINI, "--max_gamma=1", "--output=tuned.gin", "blue", "red cat")
     assert status == 0
-    (row,) = [line.split() for line in out.splitlines() if line.startswith(("model", "copy"))]
-    assert row[0] == "copy" and 0 <= float(row[1]) <= 1
+    rows = {line.split()[0]: line.split() for line in out.splitlines() if line.startswith(("model", "copy"))}
+    assert set(rows) == {"model", "copy"} and 0 < float(rows["model"][1]) <= 1
     text = (tmp_path / "tuned.gin").read_text()
-    assert re.search(r"(?m)^DRAFTER = 'copy'$", text) and "RULE = 'block'" in text
+    assert re.search(r"(?m)^DRAFTER = '(model|copy)'$", text) and "RULE = 'block'" in text
     assert specdec("generate", *MINI, "--gin_file=tuned.gin", "blue", "red cat")[:2] == (0, "BLUE\nRED CAT\n")
 
 
@@ -118,7 +116,7 @@ def test_adaptive_gamma_by_gin(specdec):
     assert status == 2 and error == "error: adaptation has 5 costs and gamma is 3; give those of 0 to 3 guesses."
 
 
-def test_a_drafter_is_measured_and_its_measurement_is_kept(specdec, tmp_path):
+def test_every_drafter_is_measured_and_measurements_are_kept(specdec, tmp_path):
     (tmp_path / "text.txt").write_text("\n".join(word.upper() for word in tiny_plan.WORDS))
     assert specdec("drafter", "build", *MINI, "--text=text.txt", "--output=t.npz")[0] == 0
     flags = [
@@ -138,9 +136,10 @@ def test_a_drafter_is_measured_and_its_measurement_is_kept(specdec, tmp_path):
         assert {"task", "temperature", "gamma", "alpha", "tokens_per_target_call", "speedup"} <= set(cell)
         assert cell["outputs"] == "1 of 1 equal" and 0 <= cell["alpha"] <= 1 and cell["c"] >= 0
         assert cell["oracle"] > 0 and 1 <= cell["tokens_per_target_call"] <= cell["gamma"] + 1
-    assert "| ende | copy:table |" in (tmp_path / "results/drafters_t.md").read_text()
-    assert specdec(*command, "--gin.DRAFTERS=('copy:table',)")[0] == 0
-    assert json.loads((tmp_path / "results/drafters_t.json").read_text())["cells"] == document["cells"]
+    assert specdec(*command, "--gin.DRAFTERS=('copy:table', 'model:small')")[0] == 0
+    again = json.loads((tmp_path / "results/drafters_t.json").read_text())
+    assert again["cells"][:1] == document["cells"] and again["cells"][1]["drafter"] == "model:small"
+    assert "| ende | model:small |" in (tmp_path / "results/drafters_t.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ calls = [
 weights = sum(2 * x.size for model in (target, draft) for x in jax.tree.leaves(compiler.params(model)))
 compiler.resized(batch_size=4).decoding(draft, draft, 4)
 batched = programs[-1]
-loops = [i.op_name for name in (batched.outer_loop,) for i in batched.computations[name] if i.opcode == "while"]
+loops = [i.op_name for i in batched.computations[batched.outer_loop] if i.opcode == "while"]
 print(json.dumps({
     "argument_bytes": found.argument_bytes, "weights": weights, "copies": found.copies, "calls": calls,
     "batched_loops": loops, "host": found.host_transfers, "seconds": found.seconds, "cycles": found.cycles,
