@@ -182,6 +182,14 @@ def test_orbax_specs_of_a_bucket(monkeypatch):
     assert source["kvstore"] == {"driver": "ocdbt", "base": base, "path": f"{QUERY_DIRECTORY}/"}
 
 
+def test_a_bucket_that_does_not_answer(monkeypatch):
+    monkeypatch.setenv("TENSORSTORE_GCS_HTTP_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("GOOGLE_AUTH_TOKEN_FOR_TESTING", "token")
+    monkeypatch.setattr(t5x_index, "_RETRIES", 0)
+    with pytest.raises(CheckpointError, match=r"gs://b-1/runs/checkpoint_7: cannot be read: .*Could not connect"):
+        load_params("gs://b-1/runs/checkpoint_7")
+
+
 def test_no_such_directory(tmp_path):
     assert "no such directory" in message(tmp_path / "checkpoint_3")
 

@@ -1,5 +1,7 @@
 import json
 import pathlib
+import re
+import subprocess
 
 import pytest
 import tiny_plan
@@ -101,6 +103,23 @@ def test_a_killed_run_goes_on_with_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.setattr(records, "environment", lambda: here | {"backend": "tpu"})
     with pytest.raises(ValueError, match="was measured with backend 'cpu', and here it is 'tpu'; go on there"):
         grid.run(plan(tmp_path), with_cells=True)
+
+
+def test_a_commit_is_marked_where_what_runs_differs_from_it(tmp_path, monkeypatch):
+    source, result = tmp_path / "specdec_jax/harness/records.py", tmp_path / "results/table.json"
+    for path in (source, result):
+        path.parent.mkdir(parents=True)
+        path.write_text("1")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=name", "-c", "user.email=name@example.org"]
+    for command in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message=one"]):
+        subprocess.run([*git, *command], check=True)
+    monkeypatch.setattr(records, "__file__", str(source))
+    clean = records.environment()["commit"]
+    assert re.fullmatch("[0-9a-f]{40}", clean)
+    result.write_text("2")
+    assert records.environment()["commit"] == clean
+    source.write_text("2")
+    assert records.environment()["commit"] == clean + "+"
 
 
 def test_simulated_acceptance_is_said_on_everything(tmp_path):

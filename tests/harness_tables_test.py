@@ -274,6 +274,16 @@ def test_a_terminal_of_any_width_shows_every_value(table_of, width):
             assert set(format_value(column, value).split()) <= shown
 
 
+def test_a_table_too_wide_for_a_terminal_is_cut_between_columns():
+    columns = ["peer", "mode", *(f"column{i}" for i in range(9))]
+    table = Table("name", "Title", columns, [["a_peer", "temperature_sample", *map(float, range(9))]], [])
+    parts = [line.split() for line in printed(table, 60).splitlines() if line.startswith(("peer", "a_peer"))]
+    heads, values = parts[::2], parts[1::2]
+    assert [name for head in heads for name in head if name.startswith("column")] == columns[2:]
+    assert [float(value) for row in values for value in row[2:]] == list(range(9))
+    assert len(heads) == 3 and all(head[:2] == ["peer", "mode"] for head in heads)
+
+
 def test_text_is_not_read_as_markup():
     table = Table("name", "[bold]", ["[red]"], [["[blue]"]], ["[green]"])
     assert all(text in printed(table, 40) for text in ("[bold]", "[red]", "[blue]", "[green]"))

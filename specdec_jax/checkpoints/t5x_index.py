@@ -23,6 +23,7 @@ from specdec_jax.checkpoints.msgpack_index import Inlined
 
 _INDEX_FILES = ("state/_METADATA", "state/checkpoint", "checkpoint", "_METADATA")
 _PLACEHOLDER = "PLACEHOLDER://"
+_RETRIES = 4  # of finding the index in a bucket: about 15 s, where tensorstore's own limit is many minutes
 
 
 class CheckpointError(ValueError):
@@ -172,8 +173,9 @@ def _open_file(directory: Directory, name: str) -> io.BufferedIOBase | None:
     if directory.bucket is None:
         path = posixpath.join(directory.path, name)
         return open(path, "rb") if os.path.isfile(path) else None
+    spec = directory.kvstore() | {"gcs_request_retries": {"max_retries": _RETRIES}}
     with _readable(directory):
-        result = ts.KvStore.open(directory.kvstore()).result().read(name).result()
+        result = ts.KvStore.open(spec).result().read(name).result()
     return io.BytesIO(result.value) if result.state == "value" else None
 
 

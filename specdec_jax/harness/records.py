@@ -75,7 +75,7 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """The source checkout's commit, with a + where files differ from it; None for an installed package."""
+    """The source checkout's commit, with a + where what is run differs from it; None for an installed package."""
     root = pathlib.Path(__file__).parents[2]
     if not (root / ".git").exists():
         return None
@@ -84,7 +84,7 @@ def _commit() -> str | None:
         head = subprocess.run(
             [*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=10
         ).stdout
-        changes = [*git, "status", "--porcelain", "--untracked-files=no"]
+        changes = [*git, "status", "--porcelain", "--untracked-files=no", "--", "specdec_jax", "configs", "gin"]
         changed = subprocess.run(changes, capture_output=True, text=True, check=True, timeout=10).stdout
     except (OSError, subprocess.SubprocessError):
         return None

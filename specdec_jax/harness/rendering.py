@@ -13,7 +13,8 @@ Value: TypeAlias = str | float | int | None
 
 _FORMATS = {"temp": "g", "lenience": "g", "c": ".3f", "paper c": "g", "error": ".3f", "tokens": ",d"}
 _FORMATS |= {name: ".1f" for name in ("paper speedup", "paper Exp", "paper Emp")}  # as printed
-_REPEATED = ("task", "draft", "paper models", "temp", "lenience", "gamma")  # in every part of a table cut in parts
+# In every part of a table cut in parts.
+_REPEATED = ("task", "draft", "paper models", "temp", "lenience", "gamma", "peer", "mode")
 
 
 class Table(NamedTuple):
@@ -69,7 +70,7 @@ def show(table: Table, width: int | None = None) -> RichTable:
     Args:
       table: the table.
       width: of the terminal; a wider table is cut into parts, one below the other, between a column of the paper's and
-        the next. None takes as much as is needed.
+        the next, and between any two columns where that is not enough. None takes as much as is needed.
     """
     cells, numbers = _formatted(table), _are_numbers(table)
     words = [max(map(len, name.split())) for name in table.columns]  # names may be broken between them
@@ -96,13 +97,20 @@ def _parts(columns: Sequence[str], widths: Sequence[int], limit: int | None) -> 
         groups[-1].append(i)
         if column.startswith("paper") and i + 1 < len(columns):
             groups.append([])
-    parts = [groups[0]]
-    for group in groups[1:]:
-        wider = parts[-1] + group
-        if limit is None or sum(widths[i] + 2 for i in wider) <= limit:
-            parts[-1] = wider
+
+    def fit(part: Sequence[int]) -> bool:
+        return limit is None or sum(widths[i] + 2 for i in part) <= limit
+
+    def alone(group: list[int]) -> list[int]:
+        return [i for i, name in enumerate(columns) if name in _REPEATED and i not in group] + group
+
+    pieces = [piece for group in groups for piece in ([group] if fit(alone(group)) else [[i] for i in group])]
+    parts = [pieces[0]]
+    for piece in pieces[1:]:
+        if fit(parts[-1] + piece):
+            parts[-1] = parts[-1] + piece
         else:
-            parts.append([i for i, name in enumerate(columns) if name in _REPEATED and i not in group] + group)
+            parts.append(alone(piece))
     return parts
 
 
