@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float32, Int32
+from jaxtyping import Array, Bool, Float32, Int32
 
 from specdec_jax.verification import Proposal
 
@@ -120,20 +120,39 @@ def chance(
     return jnp.clip(alpha + adaptation.trust * (confidence - adaptation.confidence), 0.0, 1.0)
 
 
+def find_wanted(adaptation: Adaptation, outlook: Outlook, running: Bool[Array, " batch"]) -> Int32[Array, " batch"]:
+    """For how many guesses of a block each row has a use, by its past alone; 1 at least, and 0 of a row that has ended.
+
+    The one is made whatever it is worth, so that a draft model is never more than two tokens behind.
+    """
+    gamma = len(adaptation.costs) - 1
+    expected = jnp.broadcast_to(outlook.alpha[:, None], (len(running), gamma))
+    best = _most_profitable(adaptation, outlook, expected, jnp.full(running.shape, gamma))
+    return jnp.where(running, jnp.maximum(best, 1), 0)
+
+
 def shorten(adaptation: Adaptation, outlook: Outlook, proposal: Proposal) -> Proposal:
     """Leaves of a block that was proposed at once as many guesses as are worth verifying.
 
     Exact, since it looks at the proposal's confidence, which was told before the guesses were drawn, and not at them.
     """
-    gamma = proposal.tokens.shape[1]
     expected = jnp.broadcast_to(outlook.alpha[:, None], proposal.tokens.shape)
     if proposal.confidence is not None:
         expected = chance(adaptation, expected, proposal.confidence)
+    return proposal._replace(num_guesses=_most_profitable(adaptation, outlook, expected, proposal.num_guesses))
+
+
+def _most_profitable(
+    adaptation: Adaptation,
+    outlook: Outlook,
+    expected: Float32[Array, "batch gamma"],
+    most: Int32[Array, " batch"],
+) -> Int32[Array, " batch"]:
+    """How many guesses, of so many at most, bring the most tokens beyond what their time would bring elsewhere."""
     gain = jnp.pad(jnp.cumsum(jnp.cumprod(expected, axis=1), axis=1), ((0, 0), (1, 0)))
     profit = gain - outlook.rate[:, None] * (adaptation.costs - adaptation.costs[0])[None]
-    allowed = jnp.arange(gamma + 1)[None] <= proposal.num_guesses[:, None]
-    best = jnp.argmax(jnp.where(allowed, profit, -jnp.inf), axis=1)
-    return proposal._replace(num_guesses=best.astype(jnp.int32))
+    allowed = jnp.arange(profit.shape[1])[None] <= most[:, None]
+    return jnp.argmax(jnp.where(allowed, profit, -jnp.inf), axis=1).astype(jnp.int32)
 
 
 def widths(gamma: int) -> list[int]:

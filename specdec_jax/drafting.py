@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32
 
 from specdec_jax import verification
-from specdec_jax.adaptation import Adaptation, Outlook, chance, shorten
+from specdec_jax.adaptation import Adaptation, Outlook, chance, find_wanted, shorten
 from specdec_jax.drafters.base import BlockDrafter, Drafter, DrafterState
 from specdec_jax.sampling import DRAW, PointMass, Sampling, StepKeys, constrain, to_probabilities, uniforms
 from specdec_jax.types import Params
@@ -56,8 +56,9 @@ def propose(
         nothing = Proposal(jnp.zeros((batch, 0), jnp.int32), None, jnp.zeros((batch,), jnp.int32))
         return nothing, tokens, drafter_state
     if isinstance(drafter, BlockDrafter):
+        wanted = jnp.full((batch,), gamma, jnp.int32) if adaptive is None else find_wanted(*adaptive)
         proposal, drafter_state = drafter.propose(
-            params, drafter_state, tokens, keys.positions, gamma=gamma, sampling=sampling, keys=keys
+            params, drafter_state, tokens, keys.positions, gamma=gamma, wanted=wanted, sampling=sampling, keys=keys
         )
         if proposal.q is not None:
             _check_vocabulary(proposal.q.shape[-1], vocab_size)

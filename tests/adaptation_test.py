@@ -7,7 +7,7 @@ import pytest
 from tiny_pair import TARGET, consistent, inputs, plain, same_tokens, speculative, target_params
 
 from specdec_jax import verification
-from specdec_jax.adaptation import look, make_adaptation, shorten, widths
+from specdec_jax.adaptation import find_wanted, look, make_adaptation, shorten, widths
 from specdec_jax.decoding import decode as jitted
 from specdec_jax.drafters.copying import CopyDrafter
 from specdec_jax.drafters.model import ModelDrafter
@@ -127,6 +127,16 @@ def test_a_block_is_shortened_by_its_confidence_and_not_by_its_guesses():
     )
     other = block._replace(tokens=block.tokens + 7)
     np.testing.assert_array_equal(shorten(some, outlook, other).num_guesses, [3, 0])
+
+
+def test_what_is_wanted_of_a_block_is_what_a_row_without_confidence_verifies():
+    some, trials = adaptation(costs=[1.0, 1.2, 1.4, 1.6, 1.8, 2.0], weight=1.0), jnp.full(4, 50)
+    outlook = look(some, jnp.asarray([0.0, 25.0, 49.0, 49.0]), trials)
+    wanted = find_wanted(some, outlook, jnp.asarray([True, True, True, False]))
+    block = Proposal(jnp.zeros((4, GAMMA), jnp.int32), None, jnp.full(4, GAMMA))
+    verified = shorten(some, outlook, block).num_guesses
+    assert verified[0] == 0 < verified[1] < verified[2] == GAMMA
+    np.testing.assert_array_equal(wanted, [1, verified[1], GAMMA, 0])  # one is made in any case, none of an ended row
 
 
 def test_widths():

@@ -49,7 +49,7 @@ class Fewer:
     def init(self, params, inputs, cache_length):
         return self.inner.init(params, inputs, cache_length)
 
-    def propose(self, params, state, tokens, positions, *, gamma, sampling, keys):
+    def propose(self, params, state, tokens, positions, *, gamma, wanted, sampling, keys):
         guesses, qs = [], []
         newest = jnp.take_along_axis(tokens, positions[:, None], axis=1)[:, 0]
         u = uniforms(keys, 0, gamma)
@@ -71,7 +71,7 @@ class Copying:
     def init(self, params, inputs, cache_length):
         return inputs.encoder_tokens
 
-    def propose(self, params, state, tokens, positions, *, gamma, sampling, keys):
+    def propose(self, params, state, tokens, positions, *, gamma, wanted, sampling, keys):
         places = (positions[:, None] + jnp.arange(gamma)[None]) % 2
         guesses = jnp.take_along_axis(state, places, axis=1)
         return Proposal(guesses, None, jnp.full((tokens.shape[0],), gamma, jnp.int32)), state
@@ -100,6 +100,7 @@ DRAFTS = {
     "adaptive": (MODEL, OTHER, {}),
     "adaptive copy": (CopyDrafter(), TABLE, {}),
     "adaptive one-shot": (OneShotDrafter(), TABLE, {}),
+    "adaptive hierarchical": (HierarchicalDrafter(TARGET, MODEL, 2), (NEAR, OTHER), {}),
 }
 # What those called adaptive choose by: rows make 0 to gamma guesses, by their past and by the draft's confidence.
 ADAPTATION = {"alpha": 0.6, "weight": 2.0, "trust": 1.0, "confidence": 0.5}
@@ -182,6 +183,7 @@ CASES = [
     (4, "adaptive", {}),
     (3, "adaptive copy", {"min_length": 1}),
     (4, "adaptive one-shot", {}),
+    (4, "adaptive hierarchical", {}),
 ]
 _SIGNIFICANCE = 1e-3 / (len(RULES) * 2 * len(CASES))  # Bonferroni
 
@@ -293,7 +295,7 @@ class OneGuess:
     def init(self, params, inputs, cache_length):
         return MODEL.init(params, inputs, cache_length)
 
-    def propose(self, params, state, tokens, positions, *, gamma, sampling, keys):
+    def propose(self, params, state, tokens, positions, *, gamma, wanted, sampling, keys):
         logits, state = MODEL.step(params, state, tokens, positions, first=True)
         batch = tokens.shape[0]
         own = make_sampling(batch, top_k=1) if self.argmax else make_sampling(batch, top_p=0.6)

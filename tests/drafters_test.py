@@ -10,6 +10,7 @@ import tiny
 from tiny_pair import TARGET, VOCAB, consistent, inputs, plain, same_tokens, speculative, target_params
 
 from specdec_jax import verification
+from specdec_jax.adaptation import make_adaptation
 from specdec_jax.drafters import named
 from specdec_jax.drafters.copying import CopyDrafter
 from specdec_jax.drafters.hierarchical import HierarchicalDrafter
@@ -19,7 +20,7 @@ from specdec_jax.drafters.ngram import BigramDrafter, UnigramDrafter, successors
 from specdec_jax.drafters.one_shot import OneShotDrafter
 from specdec_jax.drafters.random_tokens import RandomDrafter
 from specdec_jax.drafters.table import Table, count
-from specdec_jax.sampling import StepKeys, make_sampling, row_keys
+from specdec_jax.sampling import PointMass, StepKeys, make_sampling, row_keys
 from specdec_jax.types import Inputs
 
 SEQUENCES = [[5, 7, 7, 9, 1], [5, 7, 9, 5, 1], [9, 5, 7, 1]]
@@ -92,6 +93,53 @@ def test_a_hierarchy_of_the_target_itself_is_always_accepted(table):
         np.testing.assert_array_equal(result.num_target_calls, -(-np.asarray(result.lengths) // 5))
 
 
+@dataclasses.dataclass(frozen=True)
+class Counted:
+    """Guesses a token by its place, and appends to its parameters, a list, whenever a step begins."""
+
+    def init(self, params, inputs, cache_length):
+        return None
+
+    def step(self, params, state, tokens, positions, *, first):
+        if first:
+            jax.debug.callback(params.append, positions)
+        return PointMass((positions[:, None] * 7) % VOCAB), state
+
+
+def test_a_hierarchy_makes_no_more_guesses_than_are_wanted():
+    """The inner drafter begins anew for each call of the model, and once more to catch up."""
+    drafter, tokens = HierarchicalDrafter(TARGET, Counted(), 1), jnp.zeros((2, 40), jnp.int32)
+    positions, sampling = jnp.asarray([3, 5]), make_sampling(2, temperature=1.0)
+    keys = StepKeys(row_keys(jnp.arange(2)), positions)
+    for wanted, calls in (([4, 4], range(2, 5)), ([1, 1], range(1, 2)), ([1, 0], range(1, 2)), ([0, 0], range(1))):
+        begun = []
+        params = (target_params(), begun)
+        state = drafter.init(params, inputs(2), 40)
+        found, _ = drafter.propose(
+            params, state, tokens, positions, gamma=4, wanted=jnp.asarray(wanted), sampling=sampling, keys=keys
+        )
+        np.testing.assert_array_equal(found.num_guesses, wanted)
+        jax.effects_barrier()
+        assert len(begun) / 2 in calls
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_of_a_hierarchy_with_adaptive_gamma_does_not_depend_on_its_batch(temperature):
+    drafter = HierarchicalDrafter(TARGET, ModelDrafter(TARGET), 2)
+    chosen = make_adaptation(4, costs=[1 + 0.4 * i for i in range(5)], alpha=0.6, weight=2.0)
+    how = {"temperature": temperature, "adaptation": chosen}
+    together = decode(drafter, (near(), target_params()), 3, **how)
+    tokens = inputs(3).encoder_tokens
+    alone = decode(
+        drafter, (near(), target_params()), 1, x=Inputs(tokens[2:]), seeds=jnp.asarray([2], jnp.int32), **how
+    )
+    np.testing.assert_array_equal(together.tokens[2], alone.tokens[0])
+    np.testing.assert_array_equal(together.step_guesses[2], alone.step_guesses[0])
+    if not temperature:
+        same_tokens(together, plain(3))
+    assert 0 < together.drafted.sum() < 4 * together.num_target_calls.sum()
+
+
 def test_counts():
     table = count(SEQUENCES, vocab_size=12, num_ids=10, distances=2, source="three")
     assert table.counts.tolist() == [0, 3, 0, 0, 0, 4, 0, 4, 0, 3, 0, 0]
@@ -162,7 +210,10 @@ def proposal(drafter, params, source, history, *, gamma=4, temperature=0.0, voca
     state = drafter.init(params, Inputs(jnp.asarray([source], jnp.int32)), 40)
     keys = StepKeys(row_keys(jnp.asarray([0])), positions)
     sampling = make_sampling(1, temperature=temperature, num_ids=vocab)
-    found, _ = drafter.propose(params, state, tokens, positions, gamma=gamma, sampling=sampling, keys=keys)
+    wanted = jnp.asarray([gamma])
+    found, _ = drafter.propose(
+        params, state, tokens, positions, gamma=gamma, wanted=wanted, sampling=sampling, keys=keys
+    )
     return found, found.tokens[0, : int(found.num_guesses[0])].tolist()
 
 
@@ -232,7 +283,10 @@ def test_one_shot_looks_at_nothing_behind_the_newest_token(table):
     laws = []
     for left in ([0, 0, 0], [5, 5, 5]):
         tokens = jnp.asarray([[0, 7, 9, 7, *left, 0, 0]])
-        found, _ = drafter.propose(params, None, tokens, positions, gamma=3, sampling=sampling, keys=keys)
+        wanted = jnp.asarray([3])
+        found, _ = drafter.propose(
+            params, None, tokens, positions, gamma=3, wanted=wanted, sampling=sampling, keys=keys
+        )
         laws.append(np.asarray(found.q))
     np.testing.assert_array_equal(*laws)
 
@@ -246,7 +300,7 @@ class BrokenBlock:
     def init(self, params, inputs, cache_length):
         return None
 
-    def propose(self, params, state, tokens, positions, *, gamma, sampling, keys):
+    def propose(self, params, state, tokens, positions, *, gamma, wanted, sampling, keys):
         q = jnp.full((len(positions), gamma, self.width), 1 / self.width).at[:, 1].set(jnp.nan)
         guesses = jnp.full((len(positions), gamma), 2, jnp.int32)
         return verification.Proposal(guesses, q, jnp.full(positions.shape, gamma, jnp.int32)), state

@@ -121,7 +121,7 @@ class ScriptedDrafter:
     def init(self, params, inputs, cache_length):
         return jnp.int32(0)
 
-    def propose(self, params, state, tokens, positions, *, gamma, sampling, keys):
+    def propose(self, params, state, tokens, positions, *, gamma, wanted, sampling, keys):
         batch = tokens.shape[0]
         newest = jnp.take_along_axis(tokens, positions[:, None], axis=1)
         guesses = (newest * 7 + positions[:, None] + jnp.arange(gamma)[None]) % VOCAB

@@ -61,6 +61,7 @@ class CopyDrafter:
         positions: Int32[Array, " batch"],
         *,
         gamma: int,
+        wanted: Int32[Array, " batch"],
         sampling: Sampling,
         keys: StepKeys,
     ) -> tuple[Proposal, Int32[Array, "batch length"] | None]:

@@ -68,12 +68,14 @@ class HierarchicalDrafter:
         positions: Int32[Array, " batch"],
         *,
         gamma: int,
+        wanted: Int32[Array, " batch"],
         sampling: Sampling,
         keys: StepKeys,
     ) -> tuple[Proposal, tuple[Cache, DrafterState]]:
         """See `BlockDrafter.propose`.
 
-        Rows that have their guesses wait for the others, and change no more; rows that have ended are guessed for too.
+        Rows that have the guesses wanted wait for the others, and change no more. What the inner loop makes beyond
+        those does not count: whether it is there depends on what was drawn.
         """
         model, inner, (model_params, inner_params), k = self.model, self.inner, params, self.inner_gamma
         assert isinstance(inner, Drafter)
@@ -104,7 +106,7 @@ class HierarchicalDrafter:
             n, extra = rule(own, Target(p, constrained, greedy), proposal, jnp.float32(1))
             places = jnp.arange(k + 1)[None]
             emitted = jnp.where(places < n[:, None], jnp.pad(proposal.tokens, ((0, 0), (0, 1))), extra[:, None])
-            running = carry.done < gamma
+            running = carry.done < wanted
             tokens = jnp.where(running[:, None], write(tokens, emitted, at + 1), carry.tokens)
             q = carry.q
             if q is not None and not isinstance(p, PointMass):
@@ -116,11 +118,10 @@ class HierarchicalDrafter:
             everything = jnp.zeros((batch, gamma + k + 1, vocab), jnp.float32)
         wide = jnp.pad(tokens, ((0, 0), (0, 2 * k + 1)))
         first = _State(jnp.zeros((batch,), jnp.int32), wide, everything, *state)
-        last = jax.lax.while_loop(lambda carry: jnp.any(carry.done < gamma), step, first)
+        last = jax.lax.while_loop(lambda carry: jnp.any(carry.done < wanted), step, first)
         guesses = _window(last.tokens, positions + 1, gamma)
         q = None if last.q is None else last.q[:, :gamma]
-        num_guesses = jnp.full((batch,), gamma, jnp.int32)
-        return Proposal(guesses, q, num_guesses), (last.cache, last.inner_state)
+        return Proposal(guesses, q, wanted), (last.cache, last.inner_state)
 
 
 def _window(x: Array, starts: Int32[Array, " batch"], size: int) -> Array:

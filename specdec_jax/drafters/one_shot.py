@@ -32,6 +32,7 @@ class OneShotDrafter:
         positions: Int32[Array, " batch"],
         *,
         gamma: int,
+        wanted: Int32[Array, " batch"],
         sampling: Sampling,
         keys: StepKeys,
     ) -> tuple[Proposal, None]:

@@ -31,6 +31,7 @@ class RandomDrafter:
         positions: Int32[Array, " batch"],
         *,
         gamma: int,
+        wanted: Int32[Array, " batch"],
         sampling: Sampling,
         keys: StepKeys,
     ) -> tuple[Proposal, None]:

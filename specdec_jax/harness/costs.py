@@ -379,8 +379,9 @@ def _loop(
         if at_once:
             assert isinstance(drafter, BlockDrafter)
             keys = StepKeys(rngs, positions)
+            wanted = jnp.full((batch,), at_once, jnp.int32)
             proposal, state = drafter.propose(
-                draft_params, state, tokens, positions, gamma=at_once, sampling=sampling, keys=keys
+                draft_params, state, tokens, positions, gamma=at_once, wanted=wanted, sampling=sampling, keys=keys
             )
             tokens = _after(tokens, proposal)
         if target is not None:

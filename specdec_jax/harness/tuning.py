@@ -17,6 +17,7 @@ import numpy as np
 from specdec_jax import generation
 from specdec_jax.adaptation import make_adaptation, widths
 from specdec_jax.drafters.base import BlockDrafter
+from specdec_jax.drafters.hierarchical import HierarchicalDrafter
 from specdec_jax.generation import Batch, Pair
 from specdec_jax.harness import acceptance, costs
 from specdec_jax.results import DecodingResult
@@ -126,7 +127,7 @@ def examine(
     told = counts & there
     opinions = [one for one in confidences if one is not None]
     gamma = settings.gamma
-    at_once = isinstance(pair.drafter, BlockDrafter)
+    at_once = isinstance(pair.drafter, BlockDrafter) and not isinstance(pair.drafter, HierarchicalDrafter)
     adaptation = {"costs": step_costs(verification, c, base, gamma, at_once=at_once), "weight": _WEIGHT, "c": c}
     adaptation |= _calibrate(beta[0][told], np.concatenate(opinions)[told] if opinions else None)
     fixed = _decode(pair, counted, dataclasses.replace(settings, adaptation=None))
@@ -160,7 +161,7 @@ def step_costs(
 ) -> list[float]:
     """What a step of 0 to gamma guesses costs with adaptive gamma, whose target calls have a few widths only.
 
-    `base` has the first guess in it, which is always made, and `at_once` all of them.
+    `base` has the first guess in it, which is always made, and `at_once` all of them, wanted or not.
     """
     drafting = [0.0 if at_once else max(m - 1, 0) * c for m in range(gamma + 1)]
     calls = _calls(verification, gamma)
