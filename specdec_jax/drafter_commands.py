@@ -262,11 +262,11 @@ def _examine(
     report("timing calls")
     if not verification:
         verification |= tuning.measure_verification(work, rounds=TUNE_ROUNDS)
-    c, base = (measure(work, rounds=TUNE_ROUNDS) for measure in (tuning.measure_c, tuning.measure_base))
+    c, (base, full) = (measure(work, rounds=TUNE_ROUNDS) for measure in (tuning.measure_c, tuning.measure_ends))
     report("decoding")
     num = sum(batch.num_rows for batch in batches)
     return tuning.examine(
-        pair, batches, plain, batches, settings, verification=verification, c=c, base=base, num_inputs=num
+        pair, batches, plain, batches, settings, verification=verification, c=c, base=base, full=full, num_inputs=num
     )
 
 
@@ -276,7 +276,7 @@ def _tune_table(found: dict[str, tuning.Finding], settings: Settings) -> Shown:
         for name, some in found.items()
     ]
     notes = [
-        f"speedups over plain decoding by the cost of calls, prefill left out; {settings.verification_rule().__name__} "
+        f"speedups over plain decoding by the cost of steps, prefill left out; {settings.verification_rule().__name__} "
         f"rule, temperature {settings.temperature:g}, batch {settings.batch_size}.",
         "above batch 1 a call is as wide as the neediest row, which these do not know.",
         "fixed: with the best gamma. adaptive: with adaptive gamma. oracle: if it were known what will stand.",

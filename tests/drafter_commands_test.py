@@ -13,7 +13,7 @@ import tiny_plan
 from specdec_jax import cli
 from specdec_jax.checkpoints import t5x
 from specdec_jax.drafters import base, table
-from specdec_jax.harness import costs
+from specdec_jax.harness import costs, tuning
 
 ROOT = pathlib.Path(__file__).parent.parent
 MINI = [
@@ -106,6 +106,15 @@ def test_tuning(specdec, tmp_path):
     text = (tmp_path / "tuned.gin").read_text()
     assert re.search(r"(?m)^DRAFTER = '(model|copy)'$", text) and "RULE = 'block'" in text
     assert specdec("generate", *MINI, "--gin_file=tuned.gin", "blue", "red cat")[:2] == (0, "BLUE\nRED CAT\n")
+
+
+def test_a_step_costs_what_lies_between_one_without_guesses_and_one_with_all():
+    calls = [1.0, 1.5, 1.75, 1.75, 2.0]
+    guess = tuning.cost_of_a_guess(calls, 1.25, 3.0)  # 1.75 more, 1.0 of it the target's, for three guesses
+    assert guess == 0.25
+    assert tuning.step_costs(calls, 1.25, guess) == [1.25, 1.75, 2.25, 2.5, 3.0]
+    assert tuning.cost_of_a_guess(calls, 1.25, 1.5) == 0.0  # a noisy machine's
+    assert tuning.step_costs([1.0, 1.5], 1.25, tuning.cost_of_a_guess([1.0, 1.5], 1.25, 1.75)) == [1.25, 1.75]
 
 
 def test_adaptive_gamma_by_gin(specdec):

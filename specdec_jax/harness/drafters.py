@@ -211,7 +211,7 @@ class _Bench:
         batches, plain = self._generated(pair, temperature)
         work = self._work(pair, temperature)
         c = tuning.measure_c(work, rounds=plan.rounds)
-        base = tuning.measure_base(work, rounds=plan.rounds)
+        base, full = tuning.measure_ends(work, rounds=plan.rounds)
         found = tuning.examine(
             pair,
             batches,
@@ -221,6 +221,7 @@ class _Bench:
             verification=verification,
             c=c,
             base=base,
+            full=full,
             leniences=LENIENCES,
             num_inputs=len(self._encoded),
         )
@@ -317,9 +318,9 @@ def _notes(document: Mapping[str, Any]) -> list[str]:
     return [
         "alpha: mean probability of acceptance over the target's own outputs, a place without a guess counted as 0; "
         "proposed: share of places with one. c: a guess, in target calls of one token.",
-        "gamma: the best fixed one by the cost of calls; speedup: over plain decoding, geometric mean over prompts, "
+        "gamma: the best fixed one by the cost of steps; speedup: over plain decoding, geometric mean over prompts, "
         "with its interval of 95 %. adaptive: speedup with adaptive gamma; over fixed: that over the best fixed gamma.",
         "won: how much of the way from the best fixed gamma to an oracle for gamma (section 3.5) adaptive gamma goes, "
-        "by the cost of calls.",
+        "by the cost of steps.",
         *(f"cost of a target call on {task}, by tokens: {costs}." for task, costs in verification.items()),
     ]

@@ -1,8 +1,9 @@
 """What a drafter is worth: its alpha, its cost, its best gamma, and what adaptive gamma would make of it.
 
-Tokens are counted in real decodes, so no betas have to be independent; their cost is put together from calls that were
-timed. The oracle knows beforehand how many guesses will stand, makes that many, and is what no choice can beat (the
-paper's section 3.5).
+Tokens are counted in real decodes, so no betas have to be independent. What a step costs lies between two that are
+timed whole, one without guesses and one with all: timed alone, a draft model's call is too cheap, since it finds its
+weights in the processor's caches, from where decoding has the target's weights push them out. The oracle knows
+beforehand how many guesses will stand, makes that many, and is what no choice can beat (the paper's section 3.5).
 """
 
 import dataclasses
@@ -16,8 +17,6 @@ import numpy as np
 
 from specdec_jax import generation
 from specdec_jax.adaptation import make_adaptation, widths
-from specdec_jax.drafters.base import BlockDrafter
-from specdec_jax.drafters.hierarchical import HierarchicalDrafter
 from specdec_jax.generation import Batch, Pair
 from specdec_jax.harness import acceptance, costs
 from specdec_jax.results import DecodingResult
@@ -38,6 +37,7 @@ class Finding(NamedTuple):
       lenience: alpha(l) by str(l).
       c: time of a guess; see `costs.measure_calls`.
       base: time of a step with adaptive gamma and no guess.
+      full: time of one with all guesses.
       predicted: tokens in the time of a step of plain decoding, for each gamma from 1 on.
       gamma: the best one.
       adaptive: the same with adaptive gamma, up to the largest.
@@ -52,6 +52,7 @@ class Finding(NamedTuple):
     lenience: dict[str, float]
     c: float
     base: float
+    full: float
     predicted: dict[str, float]
     gamma: int
     adaptive: float
@@ -78,11 +79,14 @@ def measure_c(work: costs.Workload, *, rounds: int) -> float:
     return costs.ratio(draft, one)
 
 
-def measure_base(work: costs.Workload, *, rounds: int) -> float:
-    """A step with adaptive gamma in which no guess is found worthwhile, in steps of plain decoding."""
-    idle = make_adaptation(work.gamma, costs=[1.0, *[1e6] * work.gamma], alpha=0.0)
-    steps = costs.measure_steps([work._replace(adaptation=idle), work._replace(gamma=0)], rounds=rounds)
-    return max(costs.ratio(*steps), 1.0)
+def measure_ends(work: costs.Workload, *, rounds: int) -> tuple[float, float]:
+    """Steps with adaptive gamma in which no guess is found worthwhile, and all are; in steps of plain decoding."""
+    none = make_adaptation(work.gamma, costs=[1.0, *[1e6] * work.gamma], alpha=0.0)
+    all_ = make_adaptation(work.gamma, costs=[1.0] * (work.gamma + 1), alpha=1.0)
+    works = [work._replace(adaptation=none), work._replace(adaptation=all_), work._replace(gamma=0)]
+    idle, busy, plain = costs.measure_steps(works, rounds=rounds)
+    base = max(costs.ratio(idle, plain), 1.0)
+    return base, max(costs.ratio(busy, plain), base)
 
 
 def examine(
@@ -95,6 +99,7 @@ def examine(
     verification: Mapping[int, float],
     c: float,
     base: float,
+    full: float,
     leniences: Sequence[float] = (),
     num_inputs: int,
 ) -> Finding:
@@ -108,7 +113,8 @@ def examine(
       settings: with the largest gamma that comes into question.
       verification: what `measure_verification` found.
       c: what `measure_c` found.
-      base: what `measure_base` found.
+      base: what `measure_ends` found for a step without guesses.
+      full: what it found for one with all.
       leniences: for which to find alpha(l) too.
       num_inputs: after so many outputs the inputs are the same again.
     """
@@ -127,16 +133,18 @@ def examine(
     told = counts & there
     opinions = [one for one in confidences if one is not None]
     gamma = settings.gamma
-    at_once = isinstance(pair.drafter, BlockDrafter) and not isinstance(pair.drafter, HierarchicalDrafter)
-    adaptation = {"costs": step_costs(verification, c, base, gamma, at_once=at_once), "weight": _WEIGHT, "c": c}
+    calls = _calls(verification, gamma)
+    guess = cost_of_a_guess(calls, base, full)
+    own_costs = np.maximum.accumulate(step_costs(calls, base, guess)).tolist()
+    adaptation = {"costs": own_costs, "weight": _WEIGHT, "c": guess}
     adaptation |= _calibrate(beta[0][told], np.concatenate(opinions)[told] if opinions else None)
     fixed = _decode(pair, counted, dataclasses.replace(settings, adaptation=None))
     adaptive = _decode(pair, counted, dataclasses.replace(settings, adaptation=adaptation))
     accepted, _ = _steps(fixed)
-    block_costs = {m: verification[m + 1] + m * c for m in range(1, gamma + 1)}
-    predicted = {m: float(np.mean(np.minimum(accepted, m) + 1)) / block_costs[m] for m in block_costs}
-    own_costs, (taken, made) = np.asarray(adaptation["costs"]), _steps(adaptive)
-    ideal = np.asarray(_calls(verification, gamma)) + c * np.arange(gamma + 1)  # an oracle drafts what will stand
+    fixed_costs = step_costs([verification[m + 1] for m in range(gamma + 1)], base, guess)
+    predicted = {m: float(np.mean(np.minimum(accepted, m) + 1)) / fixed_costs[m] for m in range(1, gamma + 1)}
+    taken, made = _steps(adaptive)
+    ideal = np.asarray(calls) + c * np.arange(gamma + 1)  # an oracle drafts what will stand, and nothing else
     return Finding(
         alpha=alpha,
         alpha_error=error,
@@ -148,28 +156,33 @@ def examine(
         },
         c=c,
         base=base,
+        full=full,
         predicted={str(m): value for m, value in predicted.items()},
         gamma=max(predicted, key=lambda m: predicted[m]),
-        adaptive=float(np.sum(taken + 1) / np.sum(own_costs[made])),
+        adaptive=float(np.sum(taken + 1) / np.sum(np.asarray(own_costs)[made])),
         oracle=float(np.sum(accepted + 1) / np.sum(ideal[accepted])),
         adaptation=adaptation,
     )
 
 
-def step_costs(
-    verification: Mapping[int, float], c: float, base: float, gamma: int, *, at_once: bool = False
-) -> list[float]:
-    """What a step of 0 to gamma guesses costs with adaptive gamma, whose target calls have a few widths only.
+def cost_of_a_guess(calls: Sequence[float], base: float, full: float) -> float:
+    """What each guess behind the first adds to a step besides its place in the target call.
 
-    `base` has the first guess in it, which is always made, and `at_once` all of them, wanted or not.
+    Args:
+      calls: the target call of a step of 0 to gamma guesses.
+      base: a step without guesses; the first draft call, which is always made, is in it.
+      full: a step with all of them.
     """
-    drafting = [0.0 if at_once else max(m - 1, 0) * c for m in range(gamma + 1)]
-    calls = _calls(verification, gamma)
-    return np.maximum.accumulate([base + calls[m] - 1 + drafting[m] for m in range(gamma + 1)]).tolist()
+    return max(full - base - (calls[-1] - calls[0]), 0.0) / max(len(calls) - 2, 1)
+
+
+def step_costs(calls: Sequence[float], base: float, guess: float) -> list[float]:
+    """What a step of 0 to gamma guesses costs; see `cost_of_a_guess`."""
+    return [base + call - calls[0] + max(m - 1, 0) * guess for m, call in enumerate(calls)]
 
 
 def _calls(verification: Mapping[int, float], gamma: int) -> list[float]:
-    """The target call of a step of 0 to gamma guesses."""
+    """The target call of a step of 0 to gamma guesses with adaptive gamma, which has a few widths only."""
     return [verification[next(size for size in widths(gamma) if size > m)] for m in range(gamma + 1)]
 
 
