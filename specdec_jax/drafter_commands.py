@@ -262,7 +262,8 @@ def _examine(
     report("timing calls")
     if not verification:
         verification |= tuning.measure_verification(work, rounds=TUNE_ROUNDS)
-    c, (base, full) = (measure(work, rounds=TUNE_ROUNDS) for measure in (tuning.measure_c, tuning.measure_ends))
+    c = tuning.measure_c(work, rounds=TUNE_ROUNDS)
+    base, full = tuning.measure_ends(work, rounds=TUNE_ROUNDS)
     report("decoding")
     num = sum(batch.num_rows for batch in batches)
     return tuning.examine(
