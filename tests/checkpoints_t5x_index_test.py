@@ -186,7 +186,8 @@ def test_a_bucket_that_does_not_answer(monkeypatch):
     monkeypatch.setenv("TENSORSTORE_GCS_HTTP_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("GOOGLE_AUTH_TOKEN_FOR_TESTING", "token")
     monkeypatch.setattr(t5x_index, "_RETRIES", 0)
-    with pytest.raises(CheckpointError, match=r"gs://b-1/runs/checkpoint_7: cannot be read: .*Could not connect"):
+    message = "gs://b-1/runs/checkpoint_7: cannot be read: ABORTED: All 0 retry attempts failed: .*Could not connect"
+    with pytest.raises(CheckpointError, match=message):
         load_params("gs://b-1/runs/checkpoint_7")
 
 

@@ -84,8 +84,8 @@ class BlockDrafter(Protocol):
     ) -> tuple[Proposal, DrafterState]:
         """Proposes up to gamma guesses; q must be the very law that they were drawn from.
 
-        `wanted` tells for how many guesses each row has a use, gamma or fewer, by its past; 0 is a row that has ended.
-        A drafter to which guesses come dear may stop there, all others need not look.
+        `wanted` tells for how many guesses each row has a use, gamma or fewer, by its past; with adaptive gamma
+        a row that has ended wants 0. A drafter to which guesses come dear may stop there, all others need not look.
 
         Slots of the history behind `positions` hold what earlier steps left there, and are not to be read.
         """
