@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specdec_jax import writing
-from specdec_jax.models import t5
+from specdec_jax.models import t5_cache
 
 
 @pytest.mark.parametrize(
@@ -42,5 +42,5 @@ def test_slots_of_a_cache_by_products():
         cache = jnp.asarray(rng.normal(size=(3, 2, 9, 5)), dtype)
         update = jnp.asarray(rng.normal(size=(3, 2, 5, 5)), dtype)
         expected = writing.write(cache, update, positions, axis=2)
-        np.testing.assert_array_equal(t5.write_slots(cache, update, positions), expected)
-        np.testing.assert_array_equal(t5._by_products(cache, update, positions), expected)
+        np.testing.assert_array_equal(t5_cache.write_slots(cache, update, positions), expected)
+        np.testing.assert_array_equal(t5_cache._by_products(cache, update, positions), expected)
