@@ -1,15 +1,16 @@
 """Settings of every test: implicit rank promotion is an error, and so is a warning.
 
 Most of a test's time is the compiler's, so it is told to hurry unless XLA_FLAGS says otherwise (`make test-slow` does).
-An XLA that does not know a flag aborts, so the one that changes most is only given to the versions that know it.
+An XLA that does not know a flag aborts, so those that change most are only given to the versions that know them.
 """
 
 import importlib.metadata
 import os
 
-_FLAGS = ["--xla_backend_optimization_level=0"]
+_FLAGS = ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
 if importlib.metadata.version("jaxlib").startswith("0.10."):
     _FLAGS.append("--xla_cpu_use_fusion_emitters=false")  # a third of the compile time
+    _FLAGS.append("--xla_cpu_parallel_codegen_split_count=1")  # else a program is cut up for threads that are not there
 if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores
     _FLAGS.append("--xla_cpu_multi_thread_eigen=false")
 os.environ.setdefault("XLA_FLAGS", " ".join(_FLAGS))
