@@ -68,6 +68,12 @@ def test_ties_go_to_the_lowest_ids(settings):
     np.testing.assert_allclose(p[0, 0], [0.5, 0.5, 0, 0, 0], atol=1e-6)
 
 
+@pytest.mark.parametrize("settings", [{"top_k": 1}, {"top_p": 0.1}, {"top_k": 2, "top_p": 0.3}])
+def test_one_of_several_that_tie_is_kept_where_one_is_enough(settings):
+    p = run(np.zeros((1, 1, 5)), temperature=1.0, **settings)
+    np.testing.assert_array_equal(p[0, 0], [1, 0, 0, 0, 0])
+
+
 def test_rows_have_their_own_settings():
     logits = np.random.default_rng(1).normal(size=(4, 2, 11)).astype(np.float32)
     settings = {"temperature": [0.0, 1.0, 0.3, 2.0], "top_k": [0, 3, 0, 5], "top_p": [1.0, 1.0, 0.5, 0.9]}
