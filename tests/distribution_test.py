@@ -1,6 +1,6 @@
 """The law of whole sequences decoded through the real loop and cache, by chi-square against the target's exact law.
 
-Wrong decoders must be rejected at less than the same size, or the test would show nothing.
+Wrong decoders must be rejected, on fewer sequences even, or the test would show nothing.
 """
 
 import dataclasses
@@ -320,6 +320,6 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_decoder_is_rejected(name):
     decode, filters = WRONG[name]
-    values = p_values(decode, settings(**filters), calls=2)  # less than the right ones have to stand
+    values = p_values(decode, settings(**filters), calls=2)  # a right one stands CALLS of them
     print(f"{name}: p = {values}")
     assert min(values) < 1e-6
